@@ -1,0 +1,1 @@
+"""Benchmarks: stock and patched, measured in one run."""

@@ -1,0 +1,125 @@
+"""Terminal output and child processes: one console, one `call()`.
+
+Messages go to stderr so that `--json` and piped results on stdout stay clean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headrace.errors import HeadraceError, MachineError
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+TAIL_LINES = 15
+
+
+def say(message: str) -> None:
+    """Print one line of plain text for a person."""
+    console.print(message, markup=False)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show `what` with a spinner and the elapsed time while the block runs."""
+    started = time.monotonic()
+    if not console.is_terminal:
+        say(f"{what} ...")
+    with console.status(what):
+        yield
+    say(f"{what}: {time.monotonic() - started:.1f} s")
+
+
+def download_bar() -> Progress:
+    """Return a progress display for transfers, in bytes."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def call(
+    command: Sequence[str | Path],
+    *,
+    error: type[HeadraceError],
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    timeout: float | None = None,
+    advice: str = "",
+    stdin: str | None = None,
+) -> str:
+    """Run `command`, print it first, and return its standard output.
+
+    With `log`, both streams are appended to that file instead, "" is returned, and a failure
+    names the file and quotes its last lines. `env` is added to the current environment.
+
+    Raises:
+        MachineError: the program does not exist, or the disk is full.
+        error: it ended with another status than 0, or ran past `timeout` seconds.
+    """
+    words = [str(word) for word in command]
+    say(f"+ {shlex.join(words)}" + (f"  (log: {log})" if log else ""))
+    full_env = {**os.environ, **(env or {})}
+    try:
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a", encoding="utf-8") as stream:
+                stream.write(f"+ {shlex.join(words)}\n")
+                stream.flush()
+                done = subprocess.run(
+                    words, cwd=cwd, env=full_env, input=stdin, text=True, timeout=timeout,
+                    stdout=stream, stderr=subprocess.STDOUT, check=False,
+                )  # fmt: skip
+            output, problem = "", ""
+        else:
+            done = subprocess.run(
+                words, cwd=cwd, env=full_env, input=stdin, text=True, timeout=timeout,
+                capture_output=True, check=False,
+            )  # fmt: skip
+            output, problem = done.stdout, done.stderr
+    except FileNotFoundError as missing:
+        if cwd is not None and not cwd.is_dir():
+            raise MachineError(f"{cwd}: expected a folder, found none") from missing
+        raise MachineError(
+            f"couldn't find '{words[0]}' in PATH{'; ' + advice if advice else ''}"
+        ) from missing
+    except OSError as failure:
+        raise disk_error(failure, log or cwd or Path()) from failure
+    except subprocess.TimeoutExpired as late:
+        raise error(
+            f"'{words[0]}' did not end within {timeout:.0f} s: {shlex.join(words)}"
+        ) from late
+    if done.returncode != 0:
+        tail = (log.read_text(errors="replace") if log else problem or output).splitlines()
+        for line in tail[-TAIL_LINES:]:
+            say(f"  | {line}")
+        where = f"; full log: {log}" if log else ""
+        raise error(
+            f"'{words[0]}' ended with status {done.returncode}: {shlex.join(words)}{where}"
+            + (f"; {advice}" if advice else "")
+        )
+    return output
+
+
+def disk_error(failure: OSError, where: Path) -> MachineError:
+    """Turn an operating system error on `where` into one line that says what to do."""
+    if failure.errno == errno.ENOSPC:
+        return MachineError(
+            f"{where}: no space left on the disk; free some and run the command again"
+        )
+    return MachineError(f"{failure.filename or where}: {failure.strerror}")

@@ -1,0 +1,1 @@
+"""The line: pins → sources → series → wheels → image → verify → publish."""

@@ -1,0 +1,177 @@
+"""Bring every upstream of pins.toml into build/sources/: found, checked by sha256, unpacked.
+
+Archives lie in build/sources/archives/. Projects that have a patch series are unpacked beside
+them; the others are used as the files they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+from rich.progress import Progress
+from unearth.link import Link
+
+from headrace.console import disk_error, download_bar, say
+from headrace.errors import ConfigurationError, MachineError, SourceError
+from headrace.pipeline import index
+from headrace.pipeline.archive import unpack
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.manifest import Manifest, hash_file
+from headrace.pipeline.pins import Pin, load_pins
+
+BLOCK = 1 << 20
+
+
+def archive_path(layout: Layout, pin: Pin) -> Path:
+    """Return where the one file of `pin` lies once it is fetched."""
+    return layout.sources / "archives" / pin.file
+
+
+def source_tree(layout: Layout, pin: Pin) -> Path:
+    """Return the unpacked pristine tree of a patched project."""
+    return layout.sources / pin.folder
+
+
+def fetch(layout: Layout, flavor: str | None = None) -> list[Path]:
+    """Fetch the pins of `flavor` (default: of all flavors) and unpack the patched projects.
+
+    What is there and matches its hash is left alone; a file that does not match is deleted.
+    Debian packages are fetched by the image stage, from the lock that the pin names.
+
+    Returns:
+        The archives, in pin order.
+
+    Raises:
+        SourceError: a file cannot be found, does not match, or is unsafe to unpack.
+        MachineError: the network is away or the disk is full.
+    """
+    pins = load_pins(layout.pins)
+    chosen = pins.of_flavor(flavor) if flavor else list(pins.projects.values())
+    archives = [_fetch_archive(layout, pin) for pin in chosen if pin.kind != "debian suite"]
+    manifest = Manifest(layout)
+    for pin in chosen:
+        if pin.patched:
+            tree = source_tree(layout, pin)
+            archive = archive_path(layout, pin)
+            inputs = {pin.file: pin.sha256}
+            action = functools.partial(unpack, archive, tree)
+            manifest.run(f"unpack {pin.folder}", inputs, [tree], action)
+    return archives
+
+
+def fetch_other_version(layout: Layout, pin: Pin, version: str) -> Path:
+    """Fetch and unpack another version of a "pypi sdist", for `rebase`; return the tree.
+
+    The hash is the index's own and is printed: it is not a pin until someone makes it one.
+
+    Raises:
+        SourceError: the index has no source archive of that version.
+    """
+    if pin.kind != "pypi sdist":
+        raise ConfigurationError(
+            f"{layout.pins}: [{pin.id}]: expected kind 'pypi sdist', found '{pin.kind}'"
+        )
+    packages = list(index.finder().find_matches(f"{pin.name}=={version}", allow_prereleases=True))
+    links = [p.link for p in packages if not p.link.is_wheel]
+    if not links:
+        raise SourceError(
+            f"{pin.name}: expected a source archive of {version}, found none on the index"
+        )
+    archive = layout.build / "rebase" / links[0].filename
+    if not archive.exists():
+        with download_bar() as bar:
+            digest = _download(links[0], archive, bar)
+        say(f"{archive.name}: sha256 {digest}")
+    tree = layout.build / "rebase" / f"{pin.id}-{version}"
+    unpack(archive, tree)
+    return tree
+
+
+def _fetch_archive(layout: Layout, pin: Pin) -> Path:
+    path = archive_path(layout, pin)
+    if not pin.locked:
+        raise SourceError(
+            f"{layout.pins}: [{pin.id}]: expected a sha256, found none; "
+            "run `python build.py lock` on a machine that reaches its index"
+        )
+    if path.exists():
+        found = hash_file(path)
+        if found == pin.sha256:
+            return path
+        path.unlink()
+        say(f"{path}: expected sha256 {pin.sha256}, found {found}; deleted, fetching it again")
+    link = _find(layout, pin)
+    with download_bar() as bar:
+        found = _download(link, path, bar, expected=pin)
+    say(f"{pin.file}: sha256 {found[:16]}… matches its pin")
+    return path
+
+
+def _find(layout: Layout, pin: Pin) -> Link:
+    # Pip's own places come first: a wheelhouse there is quicker than a public index.
+    places = [""] + ([index.PYTORCH_CPU_INDEX] if pin.kind == "pytorch cpu" else [])
+    try:
+        for extra in places:
+            for package in index.finder(extra_index=extra).find_all_packages(pin.name):
+                if package.link.filename == pin.file:
+                    return package.link
+    except (httpx2.HTTPError, OSError) as failure:
+        raise _network_error(pin.file, failure) from failure
+    raise SourceError(
+        f"{layout.pins}: [{pin.id}]: expected {pin.file} on the index that pip is configured with "
+        f"(kind '{pin.kind}'), found no such file; see `pip config list`"
+    )
+
+
+def _download(link: Link, path: Path, bar: Progress, expected: Pin | None = None) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    digest = hashlib.sha256()
+    task = bar.add_task(path.name, total=expected.size if expected else None)
+    try:
+        with partial.open("wb") as sink:
+            for block in _blocks(link):
+                sink.write(block)
+                digest.update(block)
+                bar.update(task, advance=len(block))
+        found = digest.hexdigest()
+        if expected and found != expected.sha256:
+            raise SourceError(
+                f"{path.name}: expected sha256 {expected.sha256}, found {found}; the download was "
+                "deleted: check the pin, or whether the index serves another file under this name"
+            )
+        partial.replace(path)
+    except httpx2.HTTPError as failure:
+        raise _network_error(path.name, failure) from failure
+    except OSError as failure:
+        raise disk_error(failure, path) from failure
+    finally:
+        partial.unlink(missing_ok=True)
+    return found
+
+
+def _blocks(link: Link) -> Iterator[bytes]:
+    if link.is_file:
+        with link.file_path.open("rb") as source:
+            while block := source.read(BLOCK):
+                yield block
+        return
+    with index.session() as client, client.get_stream(link.url_without_fragment) as reply:
+        reply.raise_for_status()
+        yield from reply.iter_bytes(BLOCK)
+
+
+def _network_error(name: str, failure: Exception) -> MachineError:
+    # The host stays out of the line: a log may be public where an index is not.
+    host = urlsplit(str(getattr(getattr(failure, "request", None), "url", ""))).hostname or ""
+    reason = str(failure).replace(host, "the index") if host else str(failure)
+    return MachineError(
+        f"{name}: the package index does not answer ({reason or type(failure).__name__}); "
+        "check the network and `pip config list`, then run the command again"
+    )
