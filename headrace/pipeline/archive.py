@@ -55,7 +55,7 @@ def _untar(archive: Path, folder: Path) -> None:
             target = folder / member.name
             _check_parents(archive, member.name, folder)
             if member.isdir():
-                target.mkdir(parents=True, exist_ok=True)
+                _make_folder(archive, target, member.name)
             elif member.isfile():
                 source = tar.extractfile(member)
                 if source is None:
@@ -80,7 +80,7 @@ def _unzip(archive: Path, folder: Path) -> None:
             target = folder / entry.filename
             mode = entry.external_attr >> 16
             if entry.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
+                _make_folder(archive, target, entry.filename)
                 continue
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
                 raise SourceError(
@@ -91,12 +91,19 @@ def _unzip(archive: Path, folder: Path) -> None:
             target.chmod(0o755 if mode & 0o111 else 0o644)
 
 
-def _create(archive: Path, target: Path, name: str) -> BinaryIO:
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _make_folder(archive: Path, target: Path, name: str) -> None:
     try:
+        target.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as twice:
+        raise SourceError(f"{archive}: expected each name once, found {name} again") from twice
+
+
+def _create(archive: Path, target: Path, name: str) -> BinaryIO:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         return target.open("xb")
-    except FileExistsError as twice:
-        raise SourceError(f"{archive}: expected each name once, found {name} twice") from twice
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as twice:
+        raise SourceError(f"{archive}: expected each name once, found {name} again") from twice
 
 
 def _check_name(archive: Path, name: str) -> None:
@@ -118,9 +125,9 @@ def _link(archive: Path, folder: Path, name: str, target: str) -> None:
     if target.startswith("/") or not (reached == top or reached.startswith(top + "/")):
         raise SourceError(f"{archive}: expected links inside the archive, found {name} -> {target}")
     path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(archive, path.parent, name)
     if os.path.lexists(path):
-        raise SourceError(f"{archive}: expected each name once, found {name} twice")
+        raise SourceError(f"{archive}: expected each name once, found {name} again")
     path.symlink_to(target)
 
 

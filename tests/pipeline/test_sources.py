@@ -1,0 +1,142 @@
+"""Fetching, against a real index on loopback."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import MachineError, SourceError
+from headrace.pipeline import index, sources
+from headrace.pipeline.index import IndexSettings
+from headrace.pipeline.layout import Layout
+
+FILE = "demo-1.0.tar.gz"
+
+
+def sdist(content: bytes = b"print('demo')\n", name: str = "demo-1.0/setup.py") -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.size = len(content)
+        tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package index on loopback that holds one source archive; yields its folder."""
+    folder = tmp_path / "index" / "demo"
+    folder.mkdir(parents=True)
+    (folder / FILE).write_bytes(sdist())
+    (folder / "index.html").write_text(f'<a href="{FILE}">{FILE}</a>')
+    handler = functools.partial(Quiet, directory=str(folder.parent))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr(index, "pip_settings", lambda: IndexSettings((url,), (), ""))
+    yield folder
+    server.shutdown()
+    server.server_close()
+
+
+def checkout(tmp_path: Path, archive: bytes, *, sha256: str = "", file: str = FILE) -> Layout:
+    digest = sha256 or hashlib.sha256(archive).hexdigest()
+    root = tmp_path / "checkout"
+    root.mkdir(exist_ok=True)
+    (root / "pins.toml").write_text(
+        f'[demo]\nversion = "1.0"\nkind = "pypi sdist"\nfile = "{file}"\nsha256 = "{digest}"\n'
+        f'size = {len(archive)}\nlicense = "MIT"\nflavors = ["cpu"]\npatched = true\n'
+    )
+    return Layout(root)
+
+
+def test_a_pin_is_fetched_checked_and_unpacked_once(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, (served / FILE).read_bytes())
+    assert [path.name for path in sources.fetch(layout)] == [FILE]
+    assert (layout.sources / "demo-1.0/setup.py").read_bytes() == b"print('demo')\n"
+    (served / FILE).unlink()
+    sources.fetch(layout, "cpu")
+
+
+def test_a_file_that_does_not_match_is_deleted_and_named(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, (served / FILE).read_bytes(), sha256="cd" * 32)
+    with pytest.raises(SourceError, match=rf"{FILE}: expected sha256 cdcd.*found [0-9a-f]{{64}}"):
+        sources.fetch(layout)
+    assert [p for p in layout.sources.rglob("*") if p.is_file()] == []
+
+
+def test_a_damaged_archive_on_disk_is_fetched_again(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, (served / FILE).read_bytes())
+    (archive,) = sources.fetch(layout)
+    archive.write_bytes(b"damaged")
+    sources.fetch(layout)
+    assert archive.read_bytes() == (served / FILE).read_bytes()
+
+
+def test_a_damaged_tree_is_unpacked_again(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, (served / FILE).read_bytes())
+    sources.fetch(layout)
+    (layout.sources / "demo-1.0/setup.py").write_text("edited")
+    sources.fetch(layout)
+    assert (layout.sources / "demo-1.0/setup.py").read_bytes() == b"print('demo')\n"
+
+
+def test_an_unsafe_archive_leaves_no_tree(tmp_path: Path, served: Path) -> None:
+    (served / FILE).write_bytes(sdist(name="demo-1.0/../../evil"))
+    layout = checkout(tmp_path, (served / FILE).read_bytes())
+    with pytest.raises(SourceError, match="inside the archive's folder"):
+        sources.fetch(layout)
+    assert [path.name for path in layout.sources.iterdir()] == ["archives"]
+
+
+def test_a_file_that_the_index_lacks_is_named(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, b"x", file="demo-1.0.post1.tar.gz")
+    with pytest.raises(SourceError, match=r"\[demo\]: expected demo-1.0.post1.tar.gz on the index"):
+        sources.fetch(layout)
+
+
+def test_a_pin_without_hash_is_refused(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, b"x")
+    text = layout.pins.read_text()
+    layout.pins.write_text(text.replace(hashlib.sha256(b"x").hexdigest(), ""))
+    with pytest.raises(SourceError, match=r"\[demo\]: expected a sha256, found none; run"):
+        sources.fetch(layout)
+
+
+def test_a_lost_network_is_one_line_that_names_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = IndexSettings(("http://user:token@127.0.0.1:9/simple",), (), "")
+    monkeypatch.setattr(index, "pip_settings", lambda: nowhere)
+    layout = checkout(tmp_path, b"x")
+    with pytest.raises(MachineError, match="the package index does not answer") as stop:
+        sources.fetch(layout)
+    assert "\n" not in str(stop.value)
+    assert "token" not in str(stop.value)
+
+
+def test_another_version_is_brought_for_a_rebase(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, (served / FILE).read_bytes())
+    newer = "demo-1.1.tar.gz"
+    (served / newer).write_bytes(sdist(b"new\n", "demo-1.1/setup.py"))
+    (served / "index.html").write_text(f'<a href="{FILE}">{FILE}</a><a href="{newer}">{newer}</a>')
+    from headrace.pipeline.pins import load_pins
+
+    pin = load_pins(layout.pins).get("demo")
+    tree = sources.fetch_other_version(layout, pin, "1.1")
+    assert (tree / "setup.py").read_bytes() == b"new\n"
+    with pytest.raises(SourceError, match=r"expected a source archive of 9.9"):
+        sources.fetch_other_version(layout, pin, "9.9")
