@@ -1,0 +1,39 @@
+"""Settings of the tests that run on one unpacked LMCache, stock or patched.
+
+They need PYTHONPATH to name that LMCache, so a run of the whole suite does not collect them;
+`tests/patches/test_regressions.py` runs them, once on each.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.patches.lmcache.loops import LoopThread, loop_thread
+
+# Before any LMCache module: it configures its logging and telemetry on import.
+os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+
+_LMCACHE = importlib.util.find_spec("lmcache")
+
+collect_ignore_glob = [] if _LMCACHE is not None else ["test_*.py"]
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test another LMCache than the one that the caller meant."""
+    wanted = os.environ.get("HEADRACE_SITE")
+    found = _LMCACHE.origin if _LMCACHE is not None else None
+    if wanted and (found is None or not Path(found).is_relative_to(Path(wanted).resolve())):
+        pytest.exit(f"expected lmcache from {wanted}, found {found}", returncode=2)
+
+
+@pytest.fixture
+def storage_loop() -> Iterator[LoopThread]:
+    """The loop that drains native completions."""
+    with loop_thread() as thread:
+        yield thread
