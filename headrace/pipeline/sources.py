@@ -53,16 +53,17 @@ def fetch(layout: Layout, flavor: str | None = None) -> list[Path]:
     """
     pins = load_pins(layout.pins)
     chosen = pins.of_flavor(flavor) if flavor else list(pins.projects.values())
-    archives = [_fetch_archive(layout, pin) for pin in chosen if pin.kind != "debian suite"]
-    manifest = Manifest(layout)
-    for pin in chosen:
-        if pin.patched:
-            tree = source_tree(layout, pin)
-            archive = archive_path(layout, pin)
-            inputs = {pin.file: pin.sha256}
-            action = functools.partial(unpack, archive, tree)
-            manifest.run(f"unpack {pin.folder}", inputs, [tree], action)
-    return archives
+    return [fetch_pin(layout, pin) for pin in chosen if pin.kind != "debian suite"]
+
+
+def fetch_pin(layout: Layout, pin: Pin) -> Path:
+    """Fetch one pin, and unpack it if it has a patch series; return its archive."""
+    archive = _fetch_archive(layout, pin)
+    if pin.patched:
+        tree = source_tree(layout, pin)
+        action = functools.partial(unpack, archive, tree)
+        Manifest(layout).run(f"unpack {pin.folder}", {pin.file: pin.sha256}, [tree], action)
+    return archive
 
 
 def fetch_other_version(layout: Layout, pin: Pin, version: str) -> Path:

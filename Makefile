@@ -1,0 +1,49 @@
+# The menu. `make help` prints it; every target makes .venv first.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+FLAVOR ?= cpu
+RUN := .venv/bin/python build.py
+
+.DEFAULT_GOAL := help
+.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream fuzz bench lint clean
+
+help:       ## this list
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+machine:    ## install what a bare Debian machine lacks (as root); says what before it does
+	@ci/install-debian.sh
+venv: machine ## make .venv with all that a checkout needs
+	@PYTHON=$(PYTHON) ci/venv.sh
+build: venv ## sources, patches, wheels, image, proof: all up to a verified image
+	@$(RUN) build --flavor $(FLAVOR)
+test: venv  ## the test suite
+	@ci/test.sh
+check: venv ## the patch series and the pins, in seconds
+	@$(RUN) check
+edit: venv  ## open a series as commits: make edit PROJECT=lmcache
+	@$(RUN) edit $(PROJECT)
+refresh: venv ## write the series back: make refresh PROJECT=lmcache
+	@$(RUN) refresh $(PROJECT)
+rebase: venv ## what a new release means for each patch: make rebase PROJECT=lmcache TO=0.5.6
+	@$(RUN) rebase $(PROJECT) --to $(TO)
+wheels: venv ## the patched wheels
+	@$(RUN) wheels --flavor $(FLAVOR)
+image: venv ## the image, not yet verified
+	@$(RUN) image --flavor $(FLAVOR)
+verify: venv ## prove the image
+	@$(RUN) verify $(FLAVOR)
+publish: venv ## push a verified image: make publish TO=registry/name:tag
+	@$(RUN) publish $(FLAVOR) --to $(TO)
+lock: venv  ## resolve every lock anew
+	@$(RUN) lock
+reproduce: venv ## build wheels and image twice and compare every byte
+	@$(RUN) reproduce --flavor $(FLAVOR)
+upstream: venv ## all of upstream's own tests on the patched tree, against the stock baseline
+	@$(RUN) upstream --scope all
+fuzz: venv  ## fuzz the reply parser: make fuzz SECONDS=600
+	@ci/fuzz.sh
+bench: venv ## stock and patched RESP client side by side
+	@ci/bench.sh
+lint: venv  ## ruff, mypy and hadolint
+	@ci/lint.sh
+clean:      ## remove everything that was built
+	rm -rf build .venv

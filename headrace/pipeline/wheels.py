@@ -1,0 +1,207 @@
+"""Build the wheels of a flavor: LMCache from its patched source, and headrace itself.
+
+LMCache compiles on the host, against the torch of `.venv`, without build isolation. Its wheel
+depends on nothing but the source, the compiler and the locks: times are fixed, paths of this
+checkout are mapped away, and debug information, which would name them, is left out. Torch's build
+helper puts ccache in front of the compiler by itself when it finds one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.console import call, disk_error, working
+from headrace.errors import ConfigurationError, MachineError, WheelError
+from headrace.pipeline import series, sources
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.manifest import Manifest, hash_file, hash_text, hash_tree
+from headrace.pipeline.pins import Pin, load_pins, require_flavor
+
+# The earliest time a zip archive can hold, so the wheel's bytes never depend on a clock.
+EPOCH = "315532800"
+STOCK = "cpu-stock"
+OWN_FILES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
+
+
+def build_wheels(layout: Layout, flavor: str, *, use_cache: bool = True) -> list[Path]:
+    """Build the patched wheels of `flavor` into build/wheels/FLAVOR; return them.
+
+    Args:
+        flavor: "cpu".
+        use_cache: False compiles everything anew, for `reproduce`.
+
+    Raises:
+        WheelError: a compile failed; the message names the log.
+        ConfigurationError: the flavor cannot be built.
+    """
+    require_flavor(flavor)
+    if flavor != "cpu":
+        raise ConfigurationError(
+            f"--flavor: expected cpu, found '{flavor}': its pins are recorded, but this release "
+            "has no compile stage for it; run `python build.py build --flavor cpu`"
+        )
+    pin = load_pins(layout.pins).get("lmcache")
+    patch_project(layout, pin)
+    version = patched_version(layout, pin)
+    folder = layout.wheels(flavor)
+    lmcache = _lmcache_wheel(layout, layout.patched / pin.folder, version, folder, use_cache)
+    return [lmcache, _own_wheel(layout, folder)]
+
+
+def build_stock(layout: Layout) -> Path:
+    """Build LMCache as released, for tests and benchmarks that compare with it."""
+    pin = load_pins(layout.pins).get("lmcache")
+    sources.fetch(layout, "cpu")
+    folder = layout.build / "wheels" / STOCK
+    return _lmcache_wheel(layout, sources.source_tree(layout, pin), pin.version, folder, True)
+
+
+def patch_project(layout: Layout, pin: Pin) -> Path:
+    """Bring build/patched/ up to date for one project; return its tree."""
+    inputs = {
+        "archive": pin.sha256,
+        "series": series.read_series(layout, pin.id).sha256,
+        "pristine": hash_tree(sources.source_tree(layout, pin)),
+    }
+    tree = layout.patched / pin.folder
+    record = layout.patched / f"{pin.folder}.json"
+
+    def apply() -> None:
+        series.patch(layout, pin)
+
+    Manifest(layout).run(f"patch {pin.folder}", inputs, [tree, record], apply)
+    return tree
+
+
+def patched_version(layout: Layout, pin: Pin) -> str:
+    """Return VERSION+headrace.N, N being the number of patches in the series."""
+    return f"{pin.version}+headrace.{len(series.read_series(layout, pin.id).patches)}"
+
+
+def site(layout: Layout, name: str, wheel: Path) -> Path:
+    """Unpack `wheel` into build/site/NAME, a folder for PYTHONPATH; return the folder."""
+    folder = layout.build / "site" / name
+
+    def install() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        call(
+            [
+                sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
+                "--no-deps", "--no-index", "--no-compile", "--target", folder, wheel,
+            ],
+            error=WheelError,
+        )  # fmt: skip
+
+    Manifest(layout).run(f"site {name}", {wheel.name: hash_file(wheel)}, [folder], install)
+    return folder
+
+
+def _lmcache_wheel(layout: Layout, tree: Path, version: str, folder: Path, use_cache: bool) -> Path:
+    tag = "cp311-cp311-linux_x86_64"
+    wheel = folder / f"lmcache-{version}-{tag}.whl"
+    if sys.version_info[:2] != (3, 11) or platform.machine() != "x86_64":
+        raise MachineError(
+            f"expected Python 3.11 on x86_64 (the image's), found {platform.python_version()} "
+            f"on {platform.machine()}; set PYTHON and run `make venv`"
+        )
+    inputs = {
+        "source": hash_tree(tree),
+        "version": version,
+        "dev.txt": hash_file(layout.locks / "dev.txt"),
+        "compiler": hash_text(call(["g++", "--version"], error=MachineError, advice=_ADVICE)),
+        "python": platform.python_version(),
+        "stage": hash_file(Path(__file__)),
+    }
+    work = layout.build / "work" / folder.name
+    environment = {
+        "NO_GPU_EXT": "1",
+        "SETUPTOOLS_SCM_PRETEND_VERSION": version,
+        "MAX_JOBS": str(_jobs()),
+        "CFLAGS": f"-g0 -ffile-prefix-map={work}=/usr/src/lmcache",
+        "CCACHE_BASEDIR": str(layout.root),
+        "CCACHE_NOHASHDIR": "1",
+        **({} if use_cache else {"CCACHE_DISABLE": "1"}),
+    }
+    Manifest(layout).run(
+        f"wheel {folder.name} lmcache",
+        inputs,
+        [wheel],
+        lambda: _build(layout, tree, work, wheel, environment),
+    )
+    return wheel
+
+
+_ADVICE = "on Debian 12 run `ci/install-debian.sh`"
+
+
+def _own_wheel(layout: Layout, folder: Path) -> Path:
+    # Imported here: the version is an attribute of the package that is being packed.
+    from headrace import __version__
+
+    wheel = folder / f"headrace-{__version__}-py3-none-any.whl"
+    files = {name: hash_file(layout.root / name) for name in OWN_FILES}
+    package = {
+        path.relative_to(layout.root).as_posix(): hash_file(path)
+        for path in sorted((layout.root / "headrace").rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    work = layout.build / "work" / "headrace"
+
+    def pack() -> None:
+        shutil.rmtree(work, ignore_errors=True)
+        for name in (*files, *package):
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(layout.root / name, work / name)
+        _pip_wheel(layout, work, wheel, {})
+
+    Manifest(layout).run(f"wheel {folder.name} headrace", {**files, **package}, [wheel], pack)
+    return wheel
+
+
+def _build(layout: Layout, tree: Path, work: Path, wheel: Path, env: Mapping[str, str]) -> None:
+    shutil.rmtree(work, ignore_errors=True)
+    try:
+        # The build writes into its source folder, which must stay what its hashes say.
+        shutil.copytree(tree, work, symlinks=True)
+    except OSError as failure:
+        raise disk_error(failure, work) from failure
+    _pip_wheel(layout, work, wheel, env)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _pip_wheel(layout: Layout, work: Path, wheel: Path, env: Mapping[str, str]) -> None:
+    output = work.with_name(f"{work.name}.out")
+    shutil.rmtree(output, ignore_errors=True)
+    log = layout.logs / f"{wheel.parent.name}-{wheel.name.split('-')[0]}.log"
+    log.unlink(missing_ok=True)
+    with working(f"building {wheel.name}"):
+        call(
+            [
+                sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose",
+                "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", output, work,
+            ],
+            error=WheelError,
+            env={"SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0", **env},
+            log=log,
+            timeout=3600,
+        )  # fmt: skip
+    made = sorted(output.glob("*.whl"))
+    if [path.name for path in made] != [wheel.name]:
+        names = ", ".join(path.name for path in made) or "none"
+        raise WheelError(f"{output}: expected {wheel.name}, found {names}; see {log}")
+    wheel.parent.mkdir(parents=True, exist_ok=True)
+    for older in wheel.parent.glob(f"{wheel.name.split('-')[0]}-*.whl"):
+        older.unlink()
+    made[0].replace(wheel)
+    shutil.rmtree(output)
+
+
+def _jobs() -> int:
+    # A translation unit that includes torch's headers takes up to 2 GB.
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(os.cpu_count() or 1, memory // (2 << 30)))

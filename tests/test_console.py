@@ -1,0 +1,48 @@
+"""Child processes: what is printed, logged and raised."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.console import call, disk_error
+from headrace.errors import HeadraceError, MachineError, WheelError
+
+
+def test_output_is_returned(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call([sys.executable, "-c", "print('out')"], error=WheelError) == "out\n"
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "+ " in err
+
+
+def test_a_missing_program_is_named_with_advice() -> None:
+    with pytest.raises(MachineError, match="couldn't find 'no-such-tool' in PATH; install it"):
+        call(["no-such-tool"], error=WheelError, advice="install it")
+
+
+def test_a_failure_has_the_class_of_its_stage_and_names_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "x.log"
+    with pytest.raises(WheelError, match=r"status 3: .*full log: .*x\.log"):
+        call([sys.executable, "-c", "print('why'); exit(3)"], error=WheelError, log=log)
+    assert "why" in log.read_text()
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(WheelError, match="did not end within 1 s"):
+        call([sys.executable, "-c", "import time; time.sleep(60)"], error=WheelError, timeout=1)
+
+
+def test_a_full_disk_is_one_line() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "no space left" in str(disk_error(full, Path("/x/y")))
+    assert "\n" not in str(disk_error(full, Path("/x/y")))
+
+
+def test_each_error_class_has_an_exit_code_of_its_own() -> None:
+    codes = [kind.exit_code for kind in HeadraceError.__subclasses__()]
+    assert len(codes) == len(set(codes))
+    assert 0 not in codes
