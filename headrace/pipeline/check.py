@@ -1,0 +1,221 @@
+"""Check pins and patch series within seconds, without the network once sources are fetched.
+
+It checks the following:
+- pins.toml loads, and every fetched archive has the size and sha256 of its pin;
+- each series lists every patch file once, and nothing else lies in its folder;
+- each patch has a subject that gives its name and well-formed header fields, applies to the
+  release that is pinned, and names regression tests that exist;
+- the series applies to the pristine tree with no fuzz and no offset, blob ids included;
+- written out again from commits, the series has the same bytes.
+
+It does not build, import or run anything of a patched project.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.errors import ConfigurationError
+from headrace.pipeline.diff import shown, split_lines
+from headrace.pipeline.export import Commit, patch_bytes, scratch_repository, write_commits
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.manifest import hash_file
+from headrace.pipeline.patchfile import REPEATABLE, PatchFile
+from headrace.pipeline.pins import Pin, Pins, load_pins
+from headrace.pipeline.problem import Problem, rewrite_with
+from headrace.pipeline.series import Resolved, Series, load_series, resolve, series_text
+from headrace.pipeline.sources import archive_path, source_tree
+
+
+def check(layout: Layout, flavor: str | None = None) -> list[Problem]:
+    """Return everything that is wrong, in the order of the line: pins, archives, series.
+
+    Args:
+        flavor: check only the archives and series of this one.
+
+    Raises:
+        ConfigurationError: there is no such flavor.
+    """
+    try:
+        pins = load_pins(layout.pins)
+    except ConfigurationError as broken:
+        return [_pins_problem(layout, str(broken))]
+    problems = _archives(layout, pins, flavor)
+    problems += _strays(layout, pins)
+    for pin in pins.patched_projects(flavor):
+        problems += check_project(layout, pin)
+    return problems
+
+
+def check_project(layout: Layout, pin: Pin) -> list[Problem]:
+    """Return everything that is wrong with one project's series."""
+    series, problems = load_series(layout, pin.id)
+    readable = not problems
+    for patch in series.patches:
+        problems += _applies_to(patch, pin)
+        problems += _regression_tests(patch, layout.root)
+    tree = source_tree(layout, pin)
+    if not tree.is_dir():
+        where = layout.pins.relative_to(layout.root).as_posix()
+        line = line_of(layout.pins, pin.id)
+        found = f"no {tree.relative_to(layout.root)}"
+        run = "`python build.py fetch`"
+        return [*problems, Problem(where, line, f"{pin.file} unpacked", found, run)]
+    resolved = resolve(series, tree)
+    problems += resolved.problems
+    if readable and not resolved.problems:
+        problems += _export_differs(layout, series, resolved)
+    return problems
+
+
+def line_of(pins: Path, table: str, key: str = "") -> int:
+    """Return the line (from 1) of `[table]` in a pins file, or of `key` in that table."""
+    inside, found = False, 1
+    for number, line in enumerate(pins.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("["):
+            inside = line.strip() == f"[{table}]"
+            found = number if inside else found
+        elif inside and key and re.match(rf"{re.escape(key)}\s*=", line):
+            return number
+    return found
+
+
+def _pins_problem(layout: Layout, said: str) -> Problem:
+    where = layout.pins.relative_to(layout.root).as_posix()
+    said = said.removeprefix(f"{layout.pins}:").strip()
+    at = re.match(r"(\d+): ", said) or re.search(r"at line (\d+)", said)
+    said = re.sub(r"^\d+: ", "", said)
+    run = f"`python build.py check` again once {where} is corrected"
+    return Problem(where, int(at[1]) if at else 1, "pins that load", said, run)
+
+
+def _archives(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
+    where = layout.pins.relative_to(layout.root).as_posix()
+    run = "`python build.py fetch`, which fetches it again"
+    problems = []
+    for pin in pins.of_flavor(flavor) if flavor else pins.projects.values():
+        archive = archive_path(layout, pin)
+        if not pin.sha256 or not archive.is_file():
+            continue
+        name = archive.relative_to(layout.root)
+        size = archive.stat().st_size
+        if size != pin.size:
+            line = line_of(layout.pins, pin.id, "size")
+            problems.append(Problem(where, line, f"{name} of {pin.size} bytes", f"{size}", run))
+        elif (found := hash_file(archive)) != pin.sha256:
+            line = line_of(layout.pins, pin.id, "sha256")
+            wanted = f"sha256 {pin.sha256} of {name}"
+            problems.append(Problem(where, line, wanted, found, run))
+    return problems
+
+
+def _strays(layout: Layout, pins: Pins) -> list[Problem]:
+    problems = []
+    listed = {pin.id for pin in pins.patched_projects()}
+    for path in sorted(layout.patches.iterdir()) if layout.patches.is_dir() else []:
+        where = path.relative_to(layout.root).as_posix()
+        if path.is_dir() and path.name not in listed:
+            wanted = f"a project with `patched = true` in {layout.pins.name}"
+            problems.append(Problem(where, 1, wanted, path.name, f"`git rm -r {where}` or pin it"))
+        elif path.is_dir():
+            problems += _stray_files(layout, path)
+        elif path.suffix == ".patch":
+            run = f"`git mv {where} patches/PROJECT/` and list it in the series there"
+            problems.append(Problem(where, 1, "patch files in a project's folder", "one here", run))
+    return problems
+
+
+def _stray_files(layout: Layout, folder: Path) -> list[Problem]:
+    series = folder / "series"
+    text = series.read_bytes().decode(errors="replace") if series.is_file() else ""
+    known = {"series", *text.splitlines()}
+    problems = []
+    for path in sorted(folder.iterdir()):
+        if path.name not in known:
+            where = path.relative_to(layout.root).as_posix()
+            wanted = f"it listed in {series.relative_to(layout.root)}"
+            run = f"`rm {where}`, or add a line to the series"
+            problems.append(Problem(where, 1, wanted, "no line that names it", run))
+    return problems
+
+
+def _applies_to(patch: PatchFile, pin: Pin) -> list[Problem]:
+    pinned = f"{pin.id} {pin.version}"
+    return [
+        Problem(
+            patch.where,
+            field.line,
+            f"'Applies-To: {pinned}', which is pinned",
+            repr(field.value),
+            f"`python build.py rebase {pin.id} --to {pin.version}`, then {rewrite_with(pin.id)}",
+        )
+        for field in patch.fields
+        if field.name == "Applies-To" and field.value != pinned
+    ]
+
+
+def _regression_tests(patch: PatchFile, root: Path) -> list[Problem]:
+    problems = []
+    for field in patch.fields:
+        path, *names = field.value.split("::")
+        if field.name != REPEATABLE or not names:
+            continue
+        missing = _missing_test(root / path, names)
+        if missing:
+            run = f"`python -m pytest --collect-only {path}` to see the tests there"
+            wanted = f"a test {field.value}"
+            problems.append(Problem(patch.where, field.line, wanted, missing, run))
+    return problems
+
+
+def _missing_test(path: Path, names: Sequence[str]) -> str:
+    """Return what is missing of a test function, "" if it is there; nothing is imported."""
+    if not path.is_file():
+        return "no such file"
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError) as broken:
+        return f"a file that does not parse ({broken})"
+    for number, name in enumerate(names, 1):
+        kinds: tuple[type[ast.stmt], ...] = (ast.ClassDef,)
+        if number == len(names):
+            kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        hit = next(
+            (n for n in body if isinstance(n, kinds) and getattr(n, "name", "") == name), None
+        )
+        if hit is None:
+            return f"no {'test function' if number == len(names) else 'class'} {name} in it"
+        body = getattr(hit, "body", [])
+    return ""
+
+
+def _export_differs(layout: Layout, series: Series, resolved: Resolved) -> list[Problem]:
+    run = rewrite_with(series.project)
+    problems = []
+    text = series_text([patch.name for patch in series.patches])
+    if different := _first_difference(series.path.read_bytes(), text.encode()):
+        where = series.path.relative_to(layout.root).as_posix()
+        problems.append(Problem(where, *different, run))
+    # Only the touched files: a diff depends on no other, and a whole tree takes seconds.
+    touched = sorted(resolved.tree.changed)
+    base = Commit("base\n", {p: b for p in touched if (b := resolved.tree.original(p))})
+    with scratch_repository() as git:
+        commits = write_commits(git, [base, *resolved.commits])[1:]
+        for patch, commit in zip(series.patches, commits, strict=True):
+            if different := _first_difference(patch.data, patch_bytes(git, commit)):
+                problems.append(Problem(patch.where, *different, run))
+    return problems
+
+
+def _first_difference(found: bytes, expected: bytes) -> tuple[int, str, str] | None:
+    """Return line (from 1), expected and found line of a file that refresh would change."""
+    have, want = split_lines(found), split_lines(expected)
+    for line, (is_, due) in enumerate(itertools.zip_longest(have, want, fillvalue=b""), 1):
+        if is_ != due:
+            wanted = f"{shown(due) if due else 'no more lines'}, as refresh writes it"
+            return line, wanted, shown(is_) if is_ else "the end of the file"
+    return None

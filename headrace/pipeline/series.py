@@ -1,0 +1,233 @@
+"""Read a project's patch series and apply it: checked as a whole first, written second."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headrace.console import disk_error
+from headrace.errors import SourceError
+from headrace.pipeline.diff import LineError
+from headrace.pipeline.exact import apply_change, check_ids
+from headrace.pipeline.export import Commit
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.manifest import write_atomically
+from headrace.pipeline.patchfile import PatchFile, read_patch
+from headrace.pipeline.pins import Pin
+from headrace.pipeline.problem import Problem, ProblemsError
+from headrace.pipeline.sources import source_tree
+from headrace.pipeline.tree import Blob, Tree
+
+FIRST_LINE = "# Written by `python build.py refresh`: the order of application, one patch a line.\n"
+_ENTRY = re.compile(r"[a-z0-9][a-z0-9-]*\.patch")
+
+
+@dataclass(frozen=True)
+class Series:
+    """The patches of one project in order; `path` is its `series` file."""
+
+    project: str
+    path: Path
+    patches: tuple[PatchFile, ...]
+
+    @property
+    def sha256(self) -> str:
+        """One hash over the names, the order and the bytes of all patches."""
+        text = "".join(f"{patch.sha256}  {patch.name}\n" for patch in self.patches)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass
+class Resolved:
+    """What a series makes of a tree.
+
+    Attributes:
+        tree: the tree after the patches that apply.
+        commits: one for each patch of the series up to the first that does not apply exactly.
+        problems: where a patch does not apply exactly.
+    """
+
+    tree: Tree
+    commits: list[Commit] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def series_path(layout: Layout, project: str) -> Path:
+    """Return the file that lists a project's patches."""
+    return layout.patches / project / "series"
+
+
+def series_text(names: list[str]) -> str:
+    """Return the content of a `series` file."""
+    return FIRST_LINE + "".join(f"{name}\n" for name in names)
+
+
+def load_series(layout: Layout, project: str) -> tuple[Series, list[Problem]]:
+    """Read what can be read of a series, and return it with every problem of its files."""
+    path = series_path(layout, project)
+    where = path.relative_to(layout.root).as_posix()
+    run = f"`python build.py refresh {project}` or correct {where}"
+    problems: list[Problem] = []
+    patches: list[PatchFile] = []
+    seen: dict[str, int] = {}
+    try:
+        # Bytes first: reading as text would hide CRLF line ends.
+        text = path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        problems.append(Problem(where, 1, "the order of this project's patches", "no file", run))
+        text = ""
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not _ENTRY.fullmatch(line):
+            wanted = "the name of a patch file beside this one (lower case, '-', '.patch')"
+            problems.append(Problem(where, number, wanted, repr(line), run))
+        elif line in seen:
+            problems.append(Problem(where, number, "each patch once", f"{line} twice", run))
+        elif not (path.parent / line).is_file():
+            problems.append(Problem(where, number, f"a file {line}", "none", run))
+        else:
+            try:
+                patches.append(read_patch(path.parent / line, layout.root))
+                problems += patches[-1].problems
+            except ProblemsError as broken:
+                problems += broken.problems
+        seen[line] = number
+    return Series(project, path, tuple(patches)), problems
+
+
+def read_series(layout: Layout, project: str) -> Series:
+    """Read a series that has no problem in its own files.
+
+    Raises:
+        ProblemsError: a patch is malformed, missing, or listed twice.
+    """
+    series, problems = load_series(layout, project)
+    if problems:
+        raise ProblemsError(problems)
+    return series
+
+
+def resolve(series: Series, root: Path, *, ids: bool = True) -> Resolved:
+    """Apply `series` to the tree at `root` in memory, with no fuzz and no offset.
+
+    With `ids`, the blob ids in the diffs must be those of the content, too. A file that a patch
+    fails on is left out of later patches, so that one fault is told once.
+    """
+    resolved = Resolved(Tree(root))
+    failed: set[str | None] = set()
+    for patch in series.patches:
+        before = len(resolved.problems)
+        files: dict[str, Blob | None] = {}
+        for change in patch.changes:
+            names = {change.old_path, change.new_path} - {None}
+            if names & failed:
+                failed |= names
+                continue
+            try:
+                made = apply_change(resolved.tree, change)
+                if ids:
+                    old = resolved.tree.get(change.old_path) if change.old_path else None
+                    check_ids(change, old, made[change.path])
+                files |= made
+            except LineError as failure:
+                failed |= names
+                resolved.problems.append(patch.problem(failure))
+        resolved.tree.changed |= files
+        if not failed and len(resolved.problems) == before:
+            resolved.commits.append(Commit(patch.message, files))
+    return resolved
+
+
+def require_tree(layout: Layout, pin: Pin) -> Path:
+    """Return the pristine tree of a pin, or raise SourceError if it was not fetched."""
+    tree = source_tree(layout, pin)
+    if not tree.is_dir():
+        raise SourceError(
+            f"{tree}: expected the unpacked {pin.file}, found no folder; "
+            "run `python build.py fetch`"
+        )
+    return tree
+
+
+def patch(layout: Layout, pin: Pin) -> Path:
+    """Write a fresh patched tree to build/patched/, and beside it a record of what changed.
+
+    The tree appears whole or not at all. The record, `<tree>.json`, holds project, version,
+    series_sha256, patches (file, sha256) and files: path → sha256, null if deleted.
+
+    Returns:
+        The tree.
+
+    Raises:
+        ProblemsError: the series is malformed or does not apply exactly; nothing was written.
+        SourceError: the pristine tree is not there.
+        MachineError: the disk is full.
+    """
+    pristine = require_tree(layout, pin)
+    series = read_series(layout, pin.id)
+    resolved = resolve(series, pristine)
+    if resolved.problems:
+        raise ProblemsError(resolved.problems)
+    target = layout.patched / pin.folder
+    record = layout.patched / f"{pin.folder}.json"
+    touched = resolved.tree.touched()
+    try:
+        with new_folder(target) as partial:
+            shutil.copytree(pristine, partial, symlinks=True)
+            for path, blob in touched.items():
+                _write(partial / path, blob)
+            # A tree without its record is not finished, and the record must not be another's.
+            record.unlink(missing_ok=True)
+        hashes = {p: b and hashlib.sha256(b.data).hexdigest() for p, b in touched.items()}
+        facts = {
+            "project": pin.id,
+            "version": pin.version,
+            "series_sha256": series.sha256,
+            "patches": [{"file": p.name, "sha256": p.sha256} for p in series.patches],
+            "files": hashes,
+        }
+        write_atomically(record, json.dumps(facts, indent=1) + "\n")
+    except OSError as failure:
+        raise disk_error(failure, target) from failure
+    return target
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give a path for the block to make a folder at; it then takes the place of `target`.
+
+    If the block fails, `target` stays as it was and nothing is left of the new folder.
+    """
+    partial = target.with_name(f".{target.name}.{os.getpid()}.new")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in target.parent.glob(f".{target.name}.*.*"):
+        if leftover.suffix in (".new", ".old"):
+            shutil.rmtree(leftover)
+    try:
+        yield partial
+        if target.exists():
+            target.rename(old)
+        partial.rename(target)
+    finally:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _write(file: Path, blob: Blob | None) -> None:
+    if blob is None:
+        file.unlink()
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(blob.data)
+    file.chmod(0o755 if blob.mode == "100755" else 0o644)
