@@ -1,0 +1,83 @@
+"""The process that runs one group's cases, so that one that hangs can be ended with its threads.
+
+Reads one line of JSON (group, surroundings), then one case name a line; answers each with one
+line of JSON. Past a case's deadline it dumps every thread's stack to stderr and ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from headrace.suites.missing_key.case import Case, Surroundings, UnreachedError, WrongError
+from headrace.suites.missing_key.catalogue import groups
+
+
+def main() -> None:
+    """Serve cases until standard input ends."""
+    # LMCache logs to standard output: that goes to stderr, and the pipe is for results alone.
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    order = json.loads(sys.stdin.readline())
+    around = Surroundings.from_json(order["surroundings"])
+    cases = {case.name: case for case in groups()[order["group"]]}
+    _answer(results, _installed())
+    for line in sys.stdin:
+        case = cases[json.loads(line)]
+        print(f"--- {case.name}", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback_later(case.deadline(around.patience), exit=True)
+        _answer(results, run_case(case, around))
+        faulthandler.cancel_dump_traceback_later()
+    results.flush()
+    # Threads that the release left hanging would keep a normal exit waiting.
+    os._exit(0)
+
+
+def run_case(case: Case, around: Surroundings) -> Mapping[str, Any]:
+    """Return {"verdict", "seen", "ms"}. Whatever a case raises is what it saw."""
+    began = time.monotonic()
+    verdict, ms = "red", None
+    try:
+        seen = case.run(around)
+    except WrongError as wrong:
+        text = str(wrong)
+    except UnreachedError as unreached:
+        verdict, text = "void", str(unreached)
+    except Exception as error:  # noqa: BLE001 - LMCache may raise anything, and that is a finding
+        text = f"raised {type(error).__name__}: {error}"
+    else:
+        verdict, text, ms = "green", seen.text, seen.ms
+    if ms is None:
+        ms = (time.monotonic() - began) * 1000
+    return {"verdict": verdict, "seen": " ".join(text.split()), "ms": round(ms, 3)}
+
+
+def _installed() -> Mapping[str, str]:
+    """Import LMCache, and say which one it is; {"missing": why} if there is none."""
+    # A first import can take long on a busy machine, but not for ever.
+    faulthandler.dump_traceback_later(180, exit=True)
+    try:
+        import lmcache
+        from lmcache import lmcache_redis
+    except Exception as error:  # noqa: BLE001 - a broken extension fails in many ways
+        return {"missing": f"{type(error).__name__}: {error}"}
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return {
+        "lmcache": str(getattr(lmcache, "__version__", "unknown")),
+        "native client": str(lmcache_redis.__file__),
+    }
+
+
+def _answer(results: TextIO, message: Mapping[str, Any]) -> None:
+    results.write(json.dumps(message) + "\n")
+    results.flush()
+
+
+if __name__ == "__main__":
+    main()
