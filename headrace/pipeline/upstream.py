@@ -36,6 +36,7 @@ from headrace.pipeline.upstream_run import (
     Bench,
     FileResult,
     Limits,
+    end_leftovers,
     end_marked,
 )
 from headrace.pipeline.upstream_store import ResultStore
@@ -212,7 +213,7 @@ def _alone(layout: Layout, bench: Bench) -> Iterator[None]:
             "wait for its end and run the command again"
         ) from busy
     try:
-        end_marked(bench.mark)
+        end_leftovers(bench)
         yield
     finally:
         lock.release()

@@ -26,6 +26,7 @@ from typing import Any
 
 from headrace.console import disk_error
 from headrace.errors import VerificationError
+from headrace.pipeline.manifest import hash_text
 
 PASSED, FAILED, SKIPPED, ERROR, TIMEOUT = "passed", "failed", "skipped", "error", "timeout"
 # What pytest returns when it could run the file: all passed, some failed, nothing collected.
@@ -37,8 +38,8 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds for one test, for one file with its imports, and for a file to end after its last
-    test. Twice what the slowest of them took on two busy cores."""
+    """Seconds for one test, for one file with its imports, and for a process to end after its
+    last test; about three times what the slowest on stock takes on two busy cores."""
 
     test: float = 120.0
     file: float = 600.0
@@ -70,6 +71,11 @@ class Bench:
     def mark(self) -> str:
         """Start of an environment entry that all processes of this checkout's runs have."""
         return f"{MARK}={self.root}:"
+
+    @property
+    def scratch(self) -> str:
+        """Start of the names of this checkout's folders under the system's temporary folder."""
+        return f"hr-{hash_text(str(self.root))[:8]}-"
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def run_file(
     """
     started = time.monotonic()
     # Short, because tests put Unix sockets there, and their paths are limited to 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="hr-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=bench.scratch, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         try:
             work = _copy_tests(bench.sources, scratch / "w")
@@ -143,6 +149,13 @@ def run_file(
     origin = _origin(bench, file, events, log)
     outcomes = _outcomes(file, events, process.returncode, late)
     return FileResult(file, origin, round(time.monotonic() - started, 1), outcomes)
+
+
+def end_leftovers(bench: Bench) -> None:
+    """End what runs of this checkout that were killed have left: processes, then folders."""
+    end_marked(bench.mark)
+    for folder in Path(tempfile.gettempdir()).glob(f"{bench.scratch}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_marked(mark: str) -> None:

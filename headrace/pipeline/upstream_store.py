@@ -17,8 +17,8 @@ from headrace.pipeline.upstream_run import Bench, FileResult, Outcome, run_file
 class ResultStore:
     """One folder a site under `build/upstream/`: a result and its logs for each test file.
 
-    A result is good for as long as the site, upstream's tests, our plugins, the interpreter and
-    the lock of the development environment are the same.
+    A result is good for as long as the site, upstream's tests, our plugins and stand-ins, the
+    interpreter and the lock of the development environment are the same.
 
     Attributes:
         site_sha256: of all files of the site.
@@ -38,6 +38,8 @@ class ResultStore:
                     self.site_sha256,
                     hash_code(bench.sources / "tests"),
                     hash_code(bench.support / "plugin"),
+                    hash_code(bench.support / "bin"),
+                    *sorted(server),
                     sys.version,
                     hash_file(lock) if lock.is_file() else "no lock",
                 ]

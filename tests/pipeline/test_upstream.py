@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -130,6 +131,7 @@ def checkout(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout(tmp_path)
     yield made
     assert made.running() == []
+    assert list(Path(tempfile.gettempdir()).glob(f"{made.bench.scratch}*")) == []
 
 
 @pytest.mark.parametrize(
