@@ -1,0 +1,143 @@
+"""What the build recorded about an image's content: patched files, wheels, exclusions."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from headrace.errors import ConfigurationError
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import Pin, load_pins
+
+
+@dataclass(frozen=True)
+class WheelRecord:
+    """The files of one wheel that an installation copies unchanged.
+
+    Attributes:
+        name: of the distribution, canonical.
+        files: sha256 (hex) by path below site-packages.
+    """
+
+    name: str
+    version: str
+    files: Mapping[str, str]
+
+    @property
+    def extensions(self) -> dict[str, str]:
+        return {path: value for path, value in self.files.items() if path.endswith(".so")}
+
+
+@dataclass(frozen=True)
+class PatchRecord:
+    """What the series changed in one project; sha256 by path in its tree, None if deleted."""
+
+    project: str
+    series_sha256: str
+    files: Mapping[str, str | None]
+
+
+def read_wheel(path: Path) -> WheelRecord:
+    """Read the RECORD of a wheel.
+
+    Raises:
+        ConfigurationError: it is missing, no wheel, or names no hashes.
+    """
+    try:
+        with zipfile.ZipFile(path) as wheel:
+            names = [name for name in wheel.namelist() if name.endswith(".dist-info/RECORD")]
+            text = wheel.read(names[0]).decode()
+    except (OSError, zipfile.BadZipFile, IndexError) as broken:
+        raise ConfigurationError(
+            f"{path}: expected a wheel with a RECORD, found {broken}; run 'python build.py wheels'"
+        ) from broken
+    name, version, _, _ = parse_wheel_filename(path.name)
+    files = {}
+    for row in csv.reader(io.StringIO(text)):
+        # Scripts and data files are rewritten or moved when they are installed.
+        if len(row) == 3 and row[1].startswith("sha256=") and ".data/" not in row[0]:
+            raw = row[1].removeprefix("sha256=")
+            files[row[0]] = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
+    return WheelRecord(name, str(version), files)
+
+
+def wheel_records(layout: Layout, flavor: str) -> list[WheelRecord]:
+    """Return the records of our own wheels, then of every locked wheel that is not rebuilt.
+
+    Raises:
+        ConfigurationError: a wheel of the build is missing.
+    """
+    own = [read_wheel(path) for path in sorted(layout.wheels(flavor).glob("*.whl"))]
+    rebuilt = {record.name for record in own}
+    locked = [
+        read_wheel(path)
+        for path in sorted(layout.wheelhouse(flavor).glob("*.whl"))
+        if parse_wheel_filename(path.name)[0] not in rebuilt
+    ]
+    found = rebuilt | {record.name for record in locked}
+    if missing := sorted(components(layout, flavor) - found):
+        raise ConfigurationError(
+            f"{layout.wheels(flavor)}, {layout.wheelhouse(flavor)}: expected a wheel of "
+            f"{missing[0]}, found none; run 'python build.py wheels --flavor {flavor}'"
+        )
+    return [*own, *locked]
+
+
+def components(layout: Layout, flavor: str) -> set[str]:
+    """Return the distributions that we answer for: headrace itself, and everything pinned."""
+    pins = load_pins(layout.pins).of_flavor(flavor)
+    return {"headrace", *(canonicalize_name(pin.name) for pin in pins if pin.file)}
+
+
+def patch_records(layout: Layout, flavor: str) -> list[PatchRecord]:
+    """Return what the build recorded under build/patched/ for each patched project.
+
+    Raises:
+        ConfigurationError: a record is missing or broken.
+    """
+    pins = load_pins(layout.pins).patched_projects(flavor)
+    return [_patch_record(layout, pin) for pin in pins]
+
+
+def _patch_record(layout: Layout, pin: Pin) -> PatchRecord:
+    path = layout.patched / f"{pin.folder}.json"
+    try:
+        value = json.loads(path.read_bytes())
+        return PatchRecord(pin.name, value["series_sha256"], value["files"])
+    except (OSError, ValueError, KeyError) as broken:
+        raise ConfigurationError(
+            f"{path}: expected the record of a patched tree, found {broken!r}; "
+            "run 'python build.py patch'"
+        ) from broken
+
+
+def exclusions(layout: Layout) -> dict[str, str]:
+    """Return reason by distribution that dependencies ask for and no image may hold.
+
+    They are the entries of locks/exclude.txt; the comment lines above an entry are its reason, and
+    entries without a blank line between them share it.
+    """
+    path = layout.locks / "exclude.txt"
+    found: dict[str, str] = {}
+    reason: list[str] = []
+    fresh = True
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            reason = [*([] if fresh else reason), line.removeprefix("#").strip()]
+            fresh = False
+        elif re.match(r"[A-Za-z0-9]", line):
+            found[canonicalize_name(Requirement(line).name)] = " ".join(reason)
+            fresh = True
+        else:
+            reason, fresh = [], True
+    return found

@@ -1,0 +1,194 @@
+"""Prove one image, by digest: the checks, then the suites inside it, then the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from headrace.console import say, working
+from headrace.errors import HeadraceError, SuiteFailedError, SuiteVoidError, VerificationError
+from headrace.pipeline import container
+from headrace.pipeline.daemon import ensure_daemon
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.proofs import CHECKS
+from headrace.pipeline.report import (
+    MANDATORY_CHECKS,
+    MANDATORY_SUITES,
+    Case,
+    Check,
+    Report,
+    Suite,
+    Verdict,
+    overall,
+    report_path,
+    save_report,
+)
+from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
+
+# Name of a suite -> words after `headrace`. It writes results.jsonl and junit.xml to /report.
+SUITES: Mapping[str, Sequence[str]] = {"missing-key": ("missing-key", "--out", "/report")}
+SUITE_S = 1800.0
+EXPECTED_STATUS: Mapping[Verdict, int] = {
+    "green": 0,
+    "red": SuiteFailedError.exit_code,
+    "void": SuiteVoidError.exit_code,
+}
+
+
+def verify(layout: Layout, target: str) -> Report:
+    """Prove the image that `target` names and write build/report/DIGEST.json and .txt.
+
+    Args:
+        target: a flavor that was built in this checkout, or a name that the daemon knows.
+
+    Raises:
+        VerificationError: a part is red or void; the message names the first one and the report.
+        ImageError: there is no such image.
+        MachineError: there is no daemon.
+    """
+    report = prove(layout, target)
+    if report.verdict != "green":
+        raise VerificationError(
+            f"{first_fault(report)}; report: {report_path(layout, report.image)}"
+        )
+    return report
+
+
+def prove(layout: Layout, target: str) -> Report:
+    """Do what `verify` does, and return the report whatever its verdict is."""
+    started, clock = datetime.now(UTC), time.monotonic()
+    with ensure_daemon(layout), subject_of(layout, target) as subject:
+        checks = run_checks(subject, CHECKS)
+        bound = checks[0].verdict == "green"
+        suites = run_suites(subject, SUITES) if bound else ()
+    report = Report(
+        image=subject.digest,
+        flavor=subject.flavor,
+        version=subject.version,
+        revision=subject.revision,
+        series_sha256=subject.series_sha256,
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 1),
+        verdict=overall(subject.flavor, checks, suites),
+        checks=checks,
+        suites=suites,
+    ).sealed()
+    say(f"{report.verdict}: {report.image}; report: {save_report(layout, report)}")
+    return report
+
+
+def run_checks(
+    subject: Subject, checks: Mapping[str, Callable[[Subject], str]]
+) -> tuple[Check, ...]:
+    """Run all checks of the subject's flavor; one that does not exist is void.
+
+    If the first, which binds everything to the digest, is not green, the rest is void: what they
+    would prove is another image.
+    """
+    done: list[Check] = []
+    for name in dict.fromkeys([*checks, *MANDATORY_CHECKS[subject.flavor]]):
+        if done and done[0].verdict != "green":
+            done.append(Check(name=name, verdict="void", detail="digest is not green", seconds=0))
+        else:
+            done.append(_run_check(subject, name, checks.get(name)))
+        say(f"  {done[-1].verdict:<6}{name}: {done[-1].detail}")
+    return tuple(done)
+
+
+def _run_check(subject: Subject, name: str, check: Callable[[Subject], str] | None) -> Check:
+    clock = time.monotonic()
+    verdict: Verdict = "green"
+    try:
+        if check is None:
+            raise UnprovedError(f"flavor {subject.flavor} needs it, and it is not written yet")
+        with working(f"checking {name}"):
+            detail = check(subject)
+    except (RefutedError, VerificationError) as refuted:
+        verdict, detail = "red", str(refuted)
+    except HeadraceError as unproved:
+        verdict, detail = "void", str(unproved)
+    seconds = round(time.monotonic() - clock, 2)
+    return Check(name=name, verdict=verdict, detail=detail, seconds=seconds)
+
+
+def run_suites(subject: Subject, suites: Mapping[str, Sequence[str]]) -> tuple[Suite, ...]:
+    """Run the suites of the subject's flavor in the image; one that does not exist is void."""
+    done = []
+    for name in dict.fromkeys([*suites, *MANDATORY_SUITES[subject.flavor]]):
+        clock = time.monotonic()
+        try:
+            if name not in suites:
+                raise UnprovedError(f"flavor {subject.flavor} needs it, and it is not written yet")
+            with working(f"running {name} in the image"):
+                verdict, detail, cases = _run_suite(subject, name, suites[name])
+        except HeadraceError as unproved:
+            verdict, detail, cases = "void", str(unproved), ()
+        seconds = round(time.monotonic() - clock, 2)
+        done.append(Suite(name=name, verdict=verdict, detail=detail, seconds=seconds, cases=cases))
+        say(f"  {verdict:<6}{name}: {len(cases)} cases {detail}")
+    return tuple(done)
+
+
+def _run_suite(
+    subject: Subject, name: str, words: Sequence[str]
+) -> tuple[Verdict, str, tuple[Case, ...]]:
+    kept = report_path(subject.layout, subject.digest).with_suffix("") / name
+    subject.layout.build.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=subject.layout.build) as scratch:
+        folder = Path(scratch).resolve()
+        # The image's user writes here, and has another id than ours.
+        folder.chmod(0o777)
+        with container.created(
+            subject.digest, words, entrypoint="headrace", writable={folder: "/report"}
+        ) as made:
+            outcome = made.run(timeout=SUITE_S)
+            made.save_log(subject.layout.logs / f"{name}-{subject.flavor}.log")
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(folder, kept)
+    return judge_suite(outcome, kept / "results.jsonl")
+
+
+def judge_suite(outcome: container.Outcome, results: Path) -> tuple[Verdict, str, tuple[Case, ...]]:
+    """Return verdict, detail and cases of a suite from its exit status and its results.
+
+    Both must say the same: a status that its cases do not explain proves nothing.
+    """
+    try:
+        lines = results.read_text(encoding="utf-8").splitlines()
+        cases = tuple(_case(line) for line in lines if line.strip())
+    except (OSError, ValueError, ValidationError):
+        return "void", f"status {outcome.status}, no usable results: {outcome.last_line}", ()
+    verdicts = {case.verdict for case in cases}
+    verdict: Verdict = "green" if verdicts == {"green"} else "red" if "red" in verdicts else "void"
+    if outcome.status == EXPECTED_STATUS[verdict]:
+        return verdict, "" if cases else "no case ran", cases
+    detail = f"status {outcome.status} does not fit its cases, which are {verdict}"
+    return "red" if verdict == "red" else "void", f"{detail}: {outcome.last_line}", cases
+
+
+def _case(line: str) -> Case:
+    value = json.loads(line)
+    value.pop("suite", None)
+    return Case.model_validate(value)
+
+
+def first_fault(report: Report) -> str:
+    """Name the first red part, else the first void one, in one line."""
+    parts = [(check.name, check.verdict, check.detail) for check in report.checks]
+    for suite in report.suites:
+        for case in suite.cases:
+            detail = f"expected {case.expected}, saw {case.seen}"
+            parts.append((f"{suite.name}: {case.case}", case.verdict, detail))
+        parts.append((suite.name, suite.verdict, suite.detail))
+    for wanted in ("red", "void"):
+        for name, verdict, detail in parts:
+            if verdict == wanted:
+                return f"{name} is {verdict}: {detail}"
+    return f"the report on {report.image} is {report.verdict}"
