@@ -90,6 +90,55 @@ def missing_key(
     raise_unless_green(SUITE, results, out)
 
 
+@bench.command("resp")
+def bench_resp(
+    stock: Annotated[
+        Path, typer.Option(metavar="SITE", help="Folder with the stock lmcache package.")
+    ] = Path("build/site/stock"),
+    patched: Annotated[
+        Path, typer.Option(metavar="SITE", help="Folder with the patched lmcache package.")
+    ] = Path("build/site/patched"),
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and the logs.")] = Path(
+        "headrace-report/bench-resp"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few pairs, judged by nobody: does it work?")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON instead of the table.")
+    ] = False,
+) -> None:
+    """Compare two builds of the RESP client against one private Valkey.
+
+    Ends with 0 if every row is at least 0.97 of stock, 11 if one is slower, 12 if one stays
+    undecided, 2 for a bad option.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from headrace.bench.comparison import raise_unless_passed, table_rows
+    from headrace.bench.plan import FULL, QUICK
+    from headrace.bench.resp import compare
+    from headrace.console import console
+
+    with console.status("starting") as status:
+
+        def step(what: str) -> None:
+            status.update(what)
+            if not console.is_terminal:
+                say(f"{what} ...")
+
+        result = compare(stock, patched, QUICK if quick else FULL, out, step)
+    if as_json:
+        typer.echo((out / "bench.json").read_text(), nl=False)
+    else:
+        table = Table("", "stock", "patched", "patched / stock", "verdict")
+        for row in table_rows(result):
+            table.add_row(*row)
+        Console(width=None if console.is_terminal else 120).print(table)
+    raise_unless_passed(result, out)
+
+
 def endpoint(text: str) -> Endpoint:
     """Return the server that HOST:PORT names, with the credentials of the environment.
 

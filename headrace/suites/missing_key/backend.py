@@ -19,6 +19,7 @@ T = TypeVar("T")
 SHAPES = {
     32: (1, 1, 4, 1, 4),
     4096: (2, 1, 16, 1, 64),
+    1_572_864: (12, 1, 256, 1, 256),
     12_392_448: (12, 1, 256, 1, 2017),
 }
 
@@ -40,6 +41,7 @@ class Backend:
         size: int,
         pool_bytes: int = 160 << 20,
         blocking_seconds: float = BLOCKING_SECONDS,
+        socket_timeout_ms: int = SOCKET_TIMEOUT_MS,
     ) -> None:
         import torch
         from lmcache.v1.config import LMCacheEngineConfig
@@ -63,7 +65,7 @@ class Backend:
             extra_config={
                 "save_chunk_meta": False,
                 "resp_num_threads": 2,
-                "resp_socket_timeout_ms": SOCKET_TIMEOUT_MS,
+                "resp_socket_timeout_ms": socket_timeout_ms,
                 "username": server.username,
                 "password": server.password,
             },

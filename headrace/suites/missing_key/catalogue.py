@@ -9,6 +9,7 @@ from headrace.suites.missing_key.completions import completion_cases
 from headrace.suites.missing_key.connections import connection_cases
 from headrace.suites.missing_key.connector import connector_cases
 from headrace.suites.missing_key.keys import key_cases
+from headrace.suites.missing_key.lost_keys import lost_key_cases
 from headrace.suites.missing_key.scripted import reply_cases
 
 
@@ -20,6 +21,6 @@ def groups() -> Mapping[str, tuple[Case, ...]]:
         "replies-to-others": tuple(
             case for case in replies if not case.name.startswith("reply/GET/")
         ),
-        "keys": (*key_cases(), *connection_cases()),
+        "keys": (*key_cases(), *lost_key_cases(), *connection_cases()),
         "connector": (*completion_cases(), *connector_cases()),
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from headrace.suites.missing_key.case import Case, Endpoint, Seen, Surroundings
 from headrace.suites.missing_key.case import WrongError as Wrong
-from headrace.suites.missing_key.keys import control
+from headrace.suites.missing_key.control import control
 from headrace.suites.missing_key.native import NativeClient, check_get, load_good, store_good
 from headrace.suites.missing_key.scripted_server import Script, ScriptedServer
 from headrace.suites.missing_key.values import poisoned, value_of

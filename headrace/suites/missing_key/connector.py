@@ -10,8 +10,8 @@ from typing import Any
 from headrace.suites.missing_key.backend import BLOCKING_SECONDS, Backend
 from headrace.suites.missing_key.case import Case, Endpoint, Seen, Surroundings
 from headrace.suites.missing_key.case import WrongError as Wrong
+from headrace.suites.missing_key.control import control
 from headrace.suites.missing_key.deadline import within
-from headrace.suites.missing_key.keys import control
 
 BIG = 12_392_448
 # A miss is one round trip; anything near the engine's time-out is the stall that it should end.

@@ -60,7 +60,7 @@ class NativeClient:
         self._buffers.append(buffers)
         return self._start(self._client.submit_batch_get, keys, [memoryview(b) for b in buffers])
 
-    def start_set(self, keys: Sequence[str], values: Sequence[bytes]) -> int:
+    def start_set(self, keys: Sequence[str], values: Sequence[bytes | bytearray]) -> int:
         self._buffers.append(values)
         return self._start(self._client.submit_batch_set, keys, [memoryview(v) for v in values])
 
@@ -91,7 +91,7 @@ class NativeClient:
     def get(self, keys: Sequence[str], buffers: Sequence[bytearray]) -> Completion:
         return self.wait(self.start_get(keys, buffers))
 
-    def set(self, keys: Sequence[str], values: Sequence[bytes]) -> Completion:
+    def set(self, keys: Sequence[str], values: Sequence[bytes | bytearray]) -> Completion:
         return self.wait(self.start_set(keys, values))
 
     def exists(self, keys: Sequence[str]) -> Completion:

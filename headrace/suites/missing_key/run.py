@@ -17,8 +17,8 @@ from headrace.console import disk_error, say
 from headrace.errors import ConfigurationError, EndpointError, MachineError
 from headrace.suites.missing_key.case import Case, Endpoint, Surroundings
 from headrace.suites.missing_key.catalogue import groups
+from headrace.suites.missing_key.control import control
 from headrace.suites.missing_key.group import SUITE, Group
-from headrace.suites.missing_key.keys import control
 from headrace.suites.results import CaseResult, write_results
 from headrace.suites.valkey_server import ValkeyServer
 

@@ -1,0 +1,174 @@
+"""The RESP client, stock against patched: time to a miss, bandwidth, receive calls."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import get_args
+
+from headrace.bench.build import Build
+from headrace.bench.comparison import Bandwidth, Command, Comparison, Miss, Receives
+from headrace.bench.plan import BIG, SMALL, Plan
+from headrace.bench.statistics import judge, paired_ratio
+from headrace.console import call, disk_error
+from headrace.errors import MachineError, SuiteVoidError
+from headrace.suites.missing_key.case import Endpoint
+from headrace.suites.valkey_server import ValkeyServer
+
+PAIRS_AT_ONCE = 10
+# A reply of this size arrives in one piece: the calls that are left are the parser's own.
+ONE_PIECE = 4096
+
+
+def compare(
+    stock: Path, patched: Path, plan: Plan, folder: Path, on_step: Callable[[str], None]
+) -> Comparison:
+    """Measure both builds in turn, write bench.json into `folder`, and return what it says.
+
+    `on_step` is told what is measured next.
+
+    Raises:
+        ConfigurationError: a site holds no compiled client.
+        MachineError: no server binary, no C compiler, or the folder cannot be written.
+        SuiteVoidError: a build failed while it was measured.
+    """
+    began = time.monotonic()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise disk_error(failure, folder) from failure
+    with ExitStack() as stack:
+        server = stack.enter_context(ValkeyServer())
+        where = Endpoint(server.host, server.port)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-")))
+        builds = _start(stack, stock, patched, folder, None)
+        misses = tuple(_misses(builds, where, plan, on_step))
+        bandwidths = tuple(_bandwidths(builds, where, plan, on_step))
+        on_step("receive calls")
+        counted = _start(stack, stock, patched, folder, _counter(scratch))
+        receives = tuple(_receives(counted, where, plan))
+    result = Comparison(
+        str(builds[0].site), str(builds[1].site), plan.judged, plan.floor,
+        misses, bandwidths, receives, round(time.monotonic() - began, 1),
+    )  # fmt: skip
+    try:
+        partial = folder / "bench.json.partial"
+        partial.write_text(json.dumps({"schema": 1, **asdict(result)}, indent=1) + "\n")
+        partial.replace(folder / "bench.json")
+    except OSError as failure:
+        raise disk_error(failure, folder) from failure
+    return result
+
+
+def _start(
+    stack: ExitStack, stock: Path, patched: Path, folder: Path, preload: Path | None
+) -> tuple[Build, Build]:
+    builds = (
+        stack.enter_context(Build("stock", stock, folder / "stock.log", preload)),
+        stack.enter_context(Build("patched", patched, folder / "patched.log", preload)),
+    )
+    for build in builds:
+        build.check()
+    return builds
+
+
+def _misses(
+    builds: tuple[Build, Build], server: Endpoint, plan: Plan, on_step: Callable[[str], None]
+) -> Iterator[Miss]:
+    for size in (BIG, SMALL):
+        on_step(f"time to a miss, {size} bytes")
+        medians = []
+        for build in builds:
+            tries = []
+            for _ in range(plan.misses):
+                answer = build.ask("miss", server, size=size, timeout=plan.blocking_seconds)
+                if not answer["none"]:
+                    raise SuiteVoidError(f"{build.name}: a missing key came back as a chunk")
+                tries.append(float(answer["seconds"]))
+            medians.append(statistics.median(tries))
+        yield Miss(size, medians[0], medians[1], plan.misses)
+
+
+def _bandwidths(
+    builds: tuple[Build, Build], server: Endpoint, plan: Plan, on_step: Callable[[str], None]
+) -> Iterator[Bandwidth]:
+    for size, count in plan.counts.items():
+        for threads in plan.threads:
+            for build in builds:
+                build.ask("open", server, size=size, count=count, threads=threads)
+            for command in get_args(Command):
+                on_step(f"{command.upper()} of {size} bytes, {threads} threads")
+                yield _row(builds, command, size, count, threads, plan)
+    for build in builds:
+        build.ask("close")
+
+
+def _row(
+    builds: tuple[Build, Build],
+    command: Command,
+    size: int,
+    count: int,
+    threads: int,
+    plan: Plan,
+) -> Bandwidth:
+    """Measure pairs until the interval decides, between the plan's fewest and most pairs."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for build in builds:
+        build.ask(command)
+    while True:
+        for _ in range(min(PAIRS_AT_ONCE, plan.most_pairs - len(seconds[0]))):
+            # Who goes first changes with every pair, so that neither gains from its place.
+            for which in (0, 1) if len(seconds[0]) % 2 == 0 else (1, 0):
+                seconds[which].append(float(builds[which].ask(command)["seconds"]))
+        interval = paired_ratio(*seconds)
+        verdict = judge(interval, plan.floor)
+        pairs = len(seconds[0])
+        if pairs >= plan.most_pairs or (pairs >= plan.pairs and verdict != "open"):
+            break
+    gbps = [size * count / statistics.median(half) / 1e9 for half in seconds]
+    return Bandwidth(
+        command, size, threads, pairs, gbps[0], gbps[1],
+        interval.median, interval.low, interval.high, verdict,
+    )  # fmt: skip
+
+
+def _receives(builds: tuple[Build, Build], server: Endpoint, plan: Plan) -> Iterator[Receives]:
+    for size, count in {ONE_PIECE: 100, **plan.counts}.items():
+        calls = []
+        for build in builds:
+            build.ask("open", server, size=size, count=count, threads=1)
+            answer = build.ask("received")
+            if answer["bytes"] < size * count:
+                raise SuiteVoidError(
+                    f"{build.name}: the counter saw {answer['bytes']} bytes of {size * count}; "
+                    "the client receives by a call that is not counted"
+                )
+            calls.append(answer["calls"] / count)
+            build.ask("close")
+        yield Receives(size, calls[0], calls[1])
+
+
+def _counter(folder: Path) -> Path:
+    """Compile the receive counter into `folder` and return its path."""
+    source = folder / "count_receives.c"
+    try:
+        source.write_bytes(resources.files(__package__).joinpath(source.name).read_bytes())
+    except FileNotFoundError as missing:
+        raise MachineError(
+            f"{missing.filename}: expected the receive counter's source, found none; "
+            "run the bench from a checkout"
+        ) from missing
+    library = folder / "count_receives.so"
+    call(
+        ["cc", "-shared", "-fPIC", "-O2", "-o", library, source, "-ldl"],
+        error=MachineError,
+        advice="install a C compiler",
+    )
+    return library

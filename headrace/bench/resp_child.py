@@ -1,0 +1,130 @@
+"""The process that measures one build of LMCache: whichever comes first on its PYTHONPATH.
+
+Reads requests and answers them, one line of JSON each; `headrace.bench.resp` is the other end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.suites.missing_key.backend import Backend
+from headrace.suites.missing_key.case import Endpoint
+from headrace.suites.missing_key.native import NativeClient, check_get
+from headrace.suites.missing_key.values import poisoned, value_of
+
+# A batch that takes longer is a hang: the slowest one moves 200 MB.
+BATCH_SECONDS = 60.0
+# The deployment's setting; a bench must not measure with the suite's short one.
+SOCKET_TIMEOUT_MS = 5000
+
+
+class Measurer:
+    """Answers one request after the other; times are in seconds."""
+
+    def __init__(self) -> None:
+        self._client: NativeClient | None = None
+        self._keys: list[str] = []
+        self._buffers: list[bytearray] = []
+
+    def miss(self, server: Mapping[str, Any], size: int, timeout: float) -> dict[str, Any]:
+        """Time one get of a missing key as an engine does it, `timeout` being its own limit."""
+        with Backend(
+            Endpoint(**server),
+            "bench-",
+            size,
+            blocking_seconds=timeout,
+            socket_timeout_ms=SOCKET_TIMEOUT_MS,
+        ) as backend:
+            backend.put(0)
+            began = time.monotonic()
+            memory = backend.remote.get_blocking(backend.key(1))
+            seconds = time.monotonic() - began
+            backend.release([memory])
+            return {"seconds": seconds, "none": memory is None}
+
+    def open(
+        self, server: Mapping[str, Any], size: int, count: int, threads: int
+    ) -> dict[str, Any]:
+        """Connect `threads` workers, store `count` values, and check that they come back right."""
+        self.close()
+        self._keys = [f"bench-{size}-{index}" for index in range(count)]
+        self._buffers = [bytearray(value_of(key, size)) for key in self._keys]
+        self._client = NativeClient(
+            Endpoint(**server), BATCH_SECONDS, threads, socket_timeout_ms=SOCKET_TIMEOUT_MS
+        )
+        self.set()
+        for buffer in self._buffers:
+            buffer[:] = poisoned(size)
+        completion = self._client.get(self._keys, self._buffers)
+        check_get(completion, self._keys, self._buffers, [True] * count)
+        return {}
+
+    def get(self) -> dict[str, Any]:
+        """Time one GET of every key, in one batch."""
+        completion = self._open_client().get(self._keys, self._buffers)
+        if not completion.ok or completion.bools != [True] * len(self._keys):
+            raise RuntimeError(f"GET failed: {completion.error or completion.bools}")
+        return {"seconds": completion.ms / 1000}
+
+    def set(self) -> dict[str, Any]:
+        """Time one SET of every key, in one batch."""
+        completion = self._open_client().set(self._keys, self._buffers)
+        if not completion.ok:
+            raise RuntimeError(f"SET failed: {completion.error}")
+        return {"seconds": completion.ms / 1000}
+
+    def received(self) -> dict[str, Any]:
+        """Count what one GET of every key receives; needs the preloaded counter."""
+        counter = ctypes.CDLL(None)
+        for function in (counter.headrace_receive_calls, counter.headrace_received_bytes):
+            function.restype = ctypes.c_ulong
+        calls, received = counter.headrace_receive_calls(), counter.headrace_received_bytes()
+        self.get()
+        return {
+            "calls": counter.headrace_receive_calls() - calls,
+            "bytes": counter.headrace_received_bytes() - received,
+        }
+
+    def close(self) -> dict[str, Any]:
+        if self._client is not None:
+            self._client.__exit__(None, None, None)
+            self._client = None
+        return {}
+
+    def _open_client(self) -> NativeClient:
+        if self._client is None:
+            raise RuntimeError("asked to measure before 'open'")
+        return self._client
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    # LMCache logs to standard output: that goes to stderr, and the pipe is for answers alone.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    faulthandler.enable()
+    from lmcache import lmcache_redis
+
+    measurer = Measurer()
+    print(json.dumps({"native": lmcache_redis.__file__}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        act: Callable[..., dict[str, Any]] = getattr(measurer, request.pop("do"))
+        try:
+            answer = act(**request)
+        except Exception as error:  # noqa: BLE001 - the other end stops and prints it
+            answer = {"problem": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+    # Threads that the release left hanging would keep a normal exit waiting.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
