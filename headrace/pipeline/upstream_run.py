@@ -29,6 +29,8 @@ from headrace.errors import VerificationError
 from headrace.pipeline.manifest import hash_text
 
 PASSED, FAILED, SKIPPED, ERROR, TIMEOUT = "passed", "failed", "skipped", "error", "timeout"
+# What upstream's tests use; whatever else is installed would change them, and takes 1.5 s a file.
+PLUGINS = ("pytest_timeout", "pytest_asyncio.plugin", "pytest_benchmark.plugin")
 # What pytest returns when it could run the file: all passed, some failed, nothing collected.
 ORDERLY = (0, 1, 5)
 MARK = "HEADRACE_UPSTREAM"
@@ -178,6 +180,7 @@ def _copy_tests(sources: Path, work: Path) -> Path:
 def _command(bench: Bench, server: bool, targets: Sequence[str]) -> list[str | Path]:
     return [
         bench.python, "-m", "pytest", *targets,
+        *(word for plugin in PLUGINS for word in ("-p", plugin)),
         "-p", "headrace_results", *(["-p", "headrace_server"] if server else []),
         "-p", "no:cacheprovider", "-W", "ignore", "-o", "log_cli=false", "-q", "-ra",
         f"--timeout={bench.limits.test:g}", "--timeout-method=signal",
@@ -203,6 +206,7 @@ def _environment(bench: Bench, scratch: Path) -> dict[str, str]:
         "HEADRACE_SITE": str(bench.site),
         "HEADRACE_EVENTS": str(scratch / "events"),
         MARK: f"{bench.root}:{scratch}",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         # Stacks on SIGABRT also before pytest's own handler is in place and after it is gone.
         "PYTHONFAULTHANDLER": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
