@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +28,8 @@ app.add_typer(bench, name="bench")
 
 def main() -> None:
     """Run the command; a `HeadraceError` is one line on stderr and its own exit status."""
+    # As an exception it ends the private servers, which a plain death would leave behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app()
     except HeadraceError as error:

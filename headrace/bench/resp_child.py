@@ -39,6 +39,7 @@ class Measurer:
             Endpoint(**server),
             "bench-",
             size,
+            pool_bytes=4 * size,
             blocking_seconds=timeout,
             socket_timeout_ms=SOCKET_TIMEOUT_MS,
         ) as backend:

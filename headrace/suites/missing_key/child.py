@@ -11,22 +11,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TextIO
 
 from headrace.suites.missing_key.case import Case, Surroundings, UnreachedError, WrongError
 from headrace.suites.missing_key.catalogue import groups
 
 
-def main() -> None:
-    """Serve cases until standard input ends."""
+def serve(
+    catalogue: Mapping[str, Sequence[Case]], introduce: Callable[[], Mapping[str, str]]
+) -> NoReturn:
+    """Answer until standard input ends: first with what `introduce` returns, then with cases."""
     # LMCache logs to standard output: that goes to stderr, and the pipe is for results alone.
     results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     order = json.loads(sys.stdin.readline())
     around = Surroundings.from_json(order["surroundings"])
-    cases = {case.name: case for case in groups()[order["group"]]}
-    _answer(results, _installed())
+    cases = {case.name: case for case in catalogue[order["group"]]}
+    _answer(results, introduce())
     for line in sys.stdin:
         case = cases[json.loads(line)]
         print(f"--- {case.name}", file=sys.stderr, flush=True)
@@ -57,7 +59,7 @@ def run_case(case: Case, around: Surroundings) -> Mapping[str, Any]:
     return {"verdict": verdict, "seen": " ".join(text.split()), "ms": round(ms, 3)}
 
 
-def _installed() -> Mapping[str, str]:
+def installed() -> Mapping[str, str]:
     """Import LMCache, and say which one it is; {"missing": why} if there is none."""
     # A first import can take long on a busy machine, but not for ever.
     faulthandler.dump_traceback_later(180, exit=True)
@@ -80,4 +82,4 @@ def _answer(results: TextIO, message: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(groups(), installed)

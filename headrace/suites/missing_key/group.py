@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,25 +25,35 @@ _GRACE_SECONDS = 10.0
 class Group:
     """One group's cases. `log` takes what the children write, stack dumps included.
 
+    Once `stop` is set no further case is begun.
+
     Attributes:
         about: which LMCache the children found, once one has started.
     """
 
     def __init__(
-        self, name: str, around: Surroundings, log: Path, on_result: Callable[[CaseResult], None]
+        self,
+        name: str,
+        around: Surroundings,
+        log: Path,
+        on_result: Callable[[CaseResult], None],
+        stop: threading.Event,
     ) -> None:
         self._name = name
         self._around = around
         self._log = log
         self._on_result = on_result
+        self._stop = stop
         self._child: LineProcess | None = None
         self.about: Mapping[str, str] = {}
 
     def run(self, cases: Sequence[Case], why_no_private: str) -> list[CaseResult]:
-        """Run the cases one after the other and return a result for each, in order."""
+        """Run the cases one after the other and return a result for each that ran, in order."""
         results = []
         try:
             for case in cases:
+                if self._stop.is_set():
+                    break
                 if case.needs and case.needs not in self._around.private:
                     result = self._result(case, "void", why_no_private, 0.0)
                 else:

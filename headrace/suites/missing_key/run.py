@@ -122,12 +122,18 @@ def _run_groups(
         with lock:
             on_result(result)
 
-    runs = {name: Group(name, around, folder / f"{name}.log", report) for name in chosen}
+    stop = threading.Event()
+    runs = {name: Group(name, around, folder / f"{name}.log", report, stop) for name in chosen}
     with ThreadPoolExecutor(_GROUPS_AT_ONCE) as pool:
         futures = [
             pool.submit(runs[name].run, cases, why_no_private) for name, cases in chosen.items()
         ]
-        results = [result for future in futures for result in future.result()]
+        try:
+            results = [result for future in futures for result in future.result()]
+        except BaseException:
+            # The pool waits for its threads: without this an interrupt would run all that is left.
+            stop.set()
+            raise
     about = {key: value for run in runs.values() for key, value in run.about.items()}
     return results, {**about, "valkey": f"{around.main.host}:{around.main.port}"}
 
