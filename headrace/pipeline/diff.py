@@ -236,8 +236,10 @@ class _Parser:
             if (old, new) == (old_count, new_count) and self._signature():
                 break
             kind = chr(text[0])
+            if not text.endswith(b"\n"):
+                raise self.fail("a newline at the end")
             if kind == "\\":
-                if not body:
+                if not body or not body[-1].text.endswith(b"\n"):
                     raise self.fail("a line of the file before '\\ No newline'")
                 last = body[-1]
                 body[-1] = last._replace(text=last.text.removesuffix(b"\n"))

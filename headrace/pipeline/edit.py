@@ -34,9 +34,8 @@ from headrace.pipeline.worktree import (
     work_tree,
 )
 
-# For the person who commits there: no conversion, no signature, and an identity if none is set.
+# For the person who commits there: no signature, and an identity where none is set.
 SETTINGS = {
-    "core.autocrlf": "false",
     "commit.gpgSign": "false",
     "user.name": NAME,
     "user.email": EMAIL,

@@ -32,7 +32,7 @@ def apply_hunks(lines: Sequence[bytes], hunks: Sequence[Hunk]) -> list[bytes]:
     done = 0
     for hunk in hunks:
         start, end = hunk.old_index, hunk.old_index + hunk.old_count
-        if start < done or start > len(lines) or list(lines[start:end]) != hunk.old:
+        if start > len(lines) or list(lines[start:end]) != hunk.old:
             raise _mismatch(lines, hunk)
         result += [*lines[done:start], *hunk.new]
         done = end

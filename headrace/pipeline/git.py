@@ -16,7 +16,8 @@ EMAIL = "maintainers@headrace.invalid"
 # 2026-01-01 00:00:00 UTC: commits of a series carry no date of their own.
 EPOCH = 1767225600
 
-# Upstream's own .gitattributes must neither convert line ends nor choose another diff.
+# Upstream's own .gitattributes must neither convert content nor choose another diff; some
+# releases of git read them in a bare repository, too.
 ATTRIBUTES = "* -text -eol -filter -ident -working-tree-encoding !diff !merge\n"
 
 SETTINGS = {

@@ -179,7 +179,8 @@ class _Judge:
             notes.append("but its regression test fails without it: look before you drop it")
         return Verdict(
             patch.name, outcome, reverse, nothing, passed, self._command(patch),
-            tuple(merged_hunks), tuple(places) if outcome != "merged upstream" else (),
+            tuple(merged_hunks) if outcome == "partly merged" else (),
+            tuple(places) if outcome != "merged upstream" else (),
             "; ".join(notes),
         )  # fmt: skip
 
@@ -200,9 +201,12 @@ class _Judge:
         for change in patch.changes:
             blob = self._blob(change.path)
             lines = split_lines(blob.data) if blob else []
-            for hunk in change.hunks if blob and change.old_path else []:
-                here = locate(lines, hunk.new) is not None
-                if here and locate(lines, hunk.old) is None:
+            for hunk in change.hunks if blob else []:
+                if change.old_path is None:
+                    here = lines == hunk.new
+                else:
+                    here = locate(lines, hunk.new) is not None and locate(lines, hunk.old) is None
+                if here:
                     found.append(f"{patch.where}:{hunk.line} ({change.path})")
         return found
 

@@ -31,11 +31,18 @@ _ENTRY = re.compile(r"[a-z0-9][a-z0-9-]*\.patch")
 
 @dataclass(frozen=True)
 class Series:
-    """The patches of one project in order; `path` is its `series` file."""
+    """The patches of one project in order.
+
+    Attributes:
+        path: the `series` file.
+        patches: those that can be read.
+        unbroken: how many of them stand before the first one that cannot.
+    """
 
     project: str
     path: Path
     patches: tuple[PatchFile, ...]
+    unbroken: int
 
     @property
     def sha256(self) -> str:
@@ -76,7 +83,8 @@ def load_series(layout: Layout, project: str) -> tuple[Series, list[Problem]]:
     run = f"`python build.py refresh {project}` or correct {where}"
     problems: list[Problem] = []
     patches: list[PatchFile] = []
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
+    unbroken: int | None = None
     try:
         # Bytes first: reading as text would hide CRLF line ends.
         text = path.read_bytes().decode(errors="replace")
@@ -86,21 +94,26 @@ def load_series(layout: Layout, project: str) -> tuple[Series, list[Problem]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
+        if line in seen:
+            problems.append(Problem(where, number, "each patch once", f"{line} twice", run))
+            continue
+        seen.add(line)
         if not _ENTRY.fullmatch(line):
             wanted = "the name of a patch file beside this one (lower case, '-', '.patch')"
             problems.append(Problem(where, number, wanted, repr(line), run))
-        elif line in seen:
-            problems.append(Problem(where, number, "each patch once", f"{line} twice", run))
         elif not (path.parent / line).is_file():
             problems.append(Problem(where, number, f"a file {line}", "none", run))
         else:
             try:
                 patches.append(read_patch(path.parent / line, layout.root))
                 problems += patches[-1].problems
+                continue
             except ProblemsError as broken:
                 problems += broken.problems
-        seen[line] = number
-    return Series(project, path, tuple(patches)), problems
+        unbroken = len(patches) if unbroken is None else unbroken
+    if unbroken is None:
+        unbroken = len(patches)
+    return Series(project, path, tuple(patches), unbroken), problems
 
 
 def read_series(layout: Layout, project: str) -> Series:
@@ -118,12 +131,13 @@ def read_series(layout: Layout, project: str) -> Series:
 def resolve(series: Series, root: Path, *, ids: bool = True) -> Resolved:
     """Apply `series` to the tree at `root` in memory, with no fuzz and no offset.
 
-    With `ids`, the blob ids in the diffs must be those of the content, too. A file that a patch
-    fails on is left out of later patches, so that one fault is told once.
+    With `ids`, the blob ids in the diffs must be those of the content, too. What comes after a
+    patch that cannot be read, and after a failure on the same file, is left out: one fault is
+    told once.
     """
     resolved = Resolved(Tree(root))
     failed: set[str | None] = set()
-    for patch in series.patches:
+    for patch in series.patches[: series.unbroken]:
         before = len(resolved.problems)
         files: dict[str, Blob | None] = {}
         for change in patch.changes:
