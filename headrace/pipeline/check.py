@@ -13,22 +13,23 @@ It does not build, import or run anything of a patched project.
 
 from __future__ import annotations
 
-import ast
 import itertools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.errors import ConfigurationError
 from headrace.pipeline.diff import shown, split_lines
 from headrace.pipeline.export import Commit, patch_bytes, scratch_repository, write_commits
+from headrace.pipeline.fields import REPEATABLE
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
-from headrace.pipeline.patchfile import REPEATABLE, PatchFile
+from headrace.pipeline.patchfile import PatchFile
 from headrace.pipeline.pins import Pin, Pins, load_pins
 from headrace.pipeline.problem import Problem, rewrite_with
-from headrace.pipeline.series import Resolved, Series, load_series, resolve, series_text
+from headrace.pipeline.resolve import Resolved, resolve
+from headrace.pipeline.series import Series, load_series, series_text
 from headrace.pipeline.sources import archive_path, source_tree
+from headrace.pipeline.testfinder import missing_test
 
 
 def check(layout: Layout, flavor: str | None = None) -> list[Problem]:
@@ -65,7 +66,7 @@ def check_project(layout: Layout, pin: Pin) -> list[Problem]:
         found = f"no {tree.relative_to(layout.root)}"
         run = "`python build.py fetch`"
         return [*problems, Problem(where, line, f"{pin.file} unpacked", found, run)]
-    resolved = resolve(series, tree)
+    resolved = resolve(series.patches[: series.unbroken], tree)
     problems += resolved.problems
     if readable and not resolved.problems:
         problems += _export_differs(layout, series, resolved)
@@ -164,33 +165,12 @@ def _regression_tests(patch: PatchFile, root: Path) -> list[Problem]:
         path, *names = field.value.split("::")
         if field.name != REPEATABLE or not names:
             continue
-        missing = _missing_test(root / path, names)
+        missing = missing_test(root / path, names)
         if missing:
             run = f"`python -m pytest --collect-only {path}` to see the tests there"
             wanted = f"a test {field.value}"
             problems.append(Problem(patch.where, field.line, wanted, missing, run))
     return problems
-
-
-def _missing_test(path: Path, names: Sequence[str]) -> str:
-    """Return what is missing of a test function, "" if it is there; nothing is imported."""
-    if not path.is_file():
-        return "no such file"
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (SyntaxError, ValueError) as broken:
-        return f"a file that does not parse ({broken})"
-    for number, name in enumerate(names, 1):
-        kinds: tuple[type[ast.stmt], ...] = (ast.ClassDef,)
-        if number == len(names):
-            kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        hit = next(
-            (n for n in body if isinstance(n, kinds) and getattr(n, "name", "") == name), None
-        )
-        if hit is None:
-            return f"no {'test function' if number == len(names) else 'class'} {name} in it"
-        body = getattr(hit, "body", [])
-    return ""
 
 
 def _export_differs(layout: Layout, series: Series, resolved: Resolved) -> list[Problem]:

@@ -20,10 +20,12 @@ from headrace.errors import SeriesError
 from headrace.pipeline.export import Commit, write_commits
 from headrace.pipeline.git import EMAIL, NAME, Git
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.newfolder import new_folder
 from headrace.pipeline.patchfile import PatchFile
 from headrace.pipeline.pins import Pin, load_pins
 from headrace.pipeline.problem import ProblemsError
-from headrace.pipeline.series import Series, load_series, new_folder, require_tree, resolve
+from headrace.pipeline.resolve import resolve
+from headrace.pipeline.series import Series, load_series, require_tree
 from headrace.pipeline.worktree import (
     BASE,
     WRITTEN,
@@ -87,7 +89,7 @@ def _open(folder: Path, layout: Layout, pin: Pin, series: Series, pristine: Path
     git.run("add", "--all", "--force", ".")
     git.run("commit", "--quiet", "--allow-empty", "--file=-", stdin=base_message(pin).encode())
     git.run("update-ref", BASE, "HEAD")
-    commits = resolve(series, pristine, ids=False).commits
+    commits = resolve(series.patches, pristine, ids=False).commits
     if commits:
         git.run("reset", "--quiet", "--hard", write_commits(git, commits, BASE)[-1])
     if len(commits) < len(series.patches):
@@ -102,7 +104,7 @@ def _add_older_releases(git: Git, layout: Layout, pin: Pin, series: Series) -> N
         older = layout.sources / f"{pin.id}-{version}"
         if version in ("", pin.version) or not older.is_dir():
             continue
-        resolved = resolve(series, older, ids=False)
+        resolved = resolve(series.patches, older, ids=False)
         touched = {path: resolved.tree.original(path) for path in resolved.tree.changed}
         base = Commit("base\n", {path: blob for path, blob in touched.items() if blob})
         write_commits(git, [base, *resolved.commits])

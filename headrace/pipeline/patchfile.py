@@ -22,42 +22,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.pipeline.diff import DiffError, FileChange, LineError, parse_diff, shown, split_lines
+from headrace.pipeline.diff import DiffError, FileChange, LineError, shown, split_lines
+from headrace.pipeline.diffparse import parse_diff
+from headrace.pipeline.fields import REPEATABLE, Field, field_problems, fields_of
 from headrace.pipeline.problem import Problem, ProblemsError, rewrite_with
 
-GRAMMAR = {
-    "Origin": (r"headrace|https://\S+", "'headrace' or the https address of a pull request"),
-    "Forwarded": (r"no|not-needed|https://\S+", "'no', 'not-needed' or an https address"),
-    "Upstream-Status": (
-        r"Submitted \[https://\S+\]|Backport \[[^\[\]]+\]|Inappropriate \[[^\[\]]+\]",
-        "'Submitted [https address]', 'Backport [version]' or 'Inappropriate [reason]'",
-    ),
-    "Applies-To": (r"[A-Za-z0-9._-]+ [A-Za-z0-9.+!_-]+", "'PROJECT VERSION'"),
-    "Mode": (
-        r"in-process|multi-process|native client|kernel",
-        "'in-process', 'multi-process', 'native client' or 'kernel'",
-    ),
-    "Regression-Test": (
-        r"tests(/[A-Za-z0-9_-]+)+\.py(::[A-Za-z_]\w*)*::test_\w+",
-        "'tests/….py::test_…'",
-    ),
-}
-REPEATABLE = "Regression-Test"
 MAX_SUBJECT = 100
 
-_FIELD = re.compile(r"([A-Za-z][A-Za-z-]*): (.*)")
 _MAIL_HEADER = re.compile(r"(?:From|Date|Subject|MIME-Version|Content-[A-Za-z-]+): ")
 # Lines at which `git am` would end the message early.
 _ENDS_MESSAGE = re.compile(r"---(?: .*)?|diff -.*|Index: .*|From [0-9a-f]{40} .*")
-
-
-@dataclass(frozen=True)
-class Field:
-    """The value of a header field and its line in the file, from 1."""
-
-    name: str
-    value: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -155,17 +129,6 @@ def message_problem(message: str) -> str:
     return ""
 
 
-def fields_of(body: str, first_line: int) -> list[Field]:
-    """Return the header fields in the first paragraph of `body`, which starts at `first_line`."""
-    fields = []
-    for number, text in enumerate(body.split("\n"), first_line):
-        if not text.strip():
-            break
-        found = _FIELD.fullmatch(text)
-        fields.append(Field(found[1], found[2], number) if found else Field("", text, number))
-    return fields
-
-
 def _parse(path: Path, where: str, data: bytes) -> PatchFile:
     lines = split_lines(data)
     diff_at = next((i for i, line in enumerate(lines) if line.startswith(b"diff --git ")), None)
@@ -180,7 +143,9 @@ def _parse(path: Path, where: str, data: bytes) -> PatchFile:
         body_at += 1
     body = "\n".join(head[body_at:message_end]).rstrip()
     fields = fields_of(body, body_at + 1) if body else []
-    problems = _header_problems(path, where, subject, subject_line, fields)
+    run = rewrite_with(path.parent.name)
+    problems = _subject_problems(path, where, subject, subject_line)
+    problems += field_problems(where, subject_line, fields, run)
     changes = parse_diff(lines[diff_at:], diff_at + 1)
     return PatchFile(
         path, where, data, subject, body, tuple(fields), tuple(changes), tuple(problems)
@@ -215,35 +180,12 @@ def _mail_headers(head: list[str]) -> tuple[str, int, int]:
     return re.sub(r"^\[PATCH[^\]]*\] *", "", subject), subject_line, at
 
 
-def _header_problems(
-    path: Path, where: str, subject: str, subject_line: int, fields: list[Field]
-) -> list[Problem]:
+def _subject_problems(path: Path, where: str, subject: str, line: int) -> list[Problem]:
     run = rewrite_with(path.parent.name)
-    problems = []
     if not subject.isascii() or "=?" in subject or not 0 < len(subject) <= MAX_SUBJECT:
         wanted = f"a subject of 1 to {MAX_SUBJECT} ASCII characters"
-        problems.append(Problem(where, subject_line, wanted, repr(subject), run))
-    elif path.name != file_name(subject):
+        return [Problem(where, line, wanted, repr(subject), run)]
+    if path.name != file_name(subject):
         wanted = f"the name {file_name(subject)} for this subject"
-        problems.append(Problem(where, subject_line, wanted, path.name, run))
-    if not any(field.name in GRAMMAR for field in fields):
-        wanted = f"{', '.join(GRAMMAR)} in the first paragraph after the subject"
-        return [*problems, Problem(where, subject_line, wanted, "none of these fields", run)]
-    for name in GRAMMAR:
-        lines = [field.line for field in fields if field.name == name]
-        if not lines:
-            at = fields[0].line if fields else subject_line
-            wanted = f"the field '{name}:' in the first paragraph after the subject"
-            problems.append(Problem(where, at, wanted, "none", run))
-        elif len(lines) > 1 and name != REPEATABLE:
-            problems.append(Problem(where, lines[1], f"'{name}:' once", f"{len(lines)}", run))
-    for field in fields:
-        if field.name not in GRAMMAR:
-            wanted = f"one of {', '.join(GRAMMAR)}"
-            problems.append(
-                Problem(where, field.line, wanted, repr(field.name or field.value), run)
-            )
-        elif not re.fullmatch(GRAMMAR[field.name][0], field.value):
-            wanted = f"'{field.name}:' to be {GRAMMAR[field.name][1]}"
-            problems.append(Problem(where, field.line, wanted, repr(field.value), run))
-    return problems
+        return [Problem(where, line, wanted, path.name, run)]
+    return []

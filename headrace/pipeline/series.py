@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.console import disk_error
 from headrace.errors import SourceError
-from headrace.pipeline.diff import LineError
-from headrace.pipeline.exact import apply_change, check_ids
-from headrace.pipeline.export import Commit
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import write_atomically
+from headrace.pipeline.newfolder import new_folder
 from headrace.pipeline.patchfile import PatchFile, read_patch
 from headrace.pipeline.pins import Pin
 from headrace.pipeline.problem import Problem, ProblemsError
+from headrace.pipeline.resolve import resolve
 from headrace.pipeline.sources import source_tree
-from headrace.pipeline.tree import Blob, Tree
+from headrace.pipeline.tree import Blob
 
 FIRST_LINE = "# Written by `python build.py refresh`: the order of application, one patch a line.\n"
 _ENTRY = re.compile(r"[a-z0-9][a-z0-9-]*\.patch")
@@ -49,21 +45,6 @@ class Series:
         """One hash over the names, the order and the bytes of all patches."""
         text = "".join(f"{patch.sha256}  {patch.name}\n" for patch in self.patches)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass
-class Resolved:
-    """What a series makes of a tree.
-
-    Attributes:
-        tree: the tree after the patches that apply.
-        commits: one for each patch of the series up to the first that does not apply exactly.
-        problems: where a patch does not apply exactly.
-    """
-
-    tree: Tree
-    commits: list[Commit] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
 
 
 def series_path(layout: Layout, project: str) -> Path:
@@ -128,38 +109,6 @@ def read_series(layout: Layout, project: str) -> Series:
     return series
 
 
-def resolve(series: Series, root: Path, *, ids: bool = True) -> Resolved:
-    """Apply `series` to the tree at `root` in memory, with no fuzz and no offset.
-
-    With `ids`, the blob ids in the diffs must be those of the content, too. What comes after a
-    patch that cannot be read, and after a failure on the same file, is left out: one fault is
-    told once.
-    """
-    resolved = Resolved(Tree(root))
-    failed: set[str | None] = set()
-    for patch in series.patches[: series.unbroken]:
-        before = len(resolved.problems)
-        files: dict[str, Blob | None] = {}
-        for change in patch.changes:
-            names = {change.old_path, change.new_path} - {None}
-            if names & failed:
-                failed |= names
-                continue
-            try:
-                made = apply_change(resolved.tree, change)
-                if ids:
-                    old = resolved.tree.get(change.old_path) if change.old_path else None
-                    check_ids(change, old, made[change.path])
-                files |= made
-            except LineError as failure:
-                failed |= names
-                resolved.problems.append(patch.problem(failure))
-        resolved.tree.changed |= files
-        if not failed and len(resolved.problems) == before:
-            resolved.commits.append(Commit(patch.message, files))
-    return resolved
-
-
 def require_tree(layout: Layout, pin: Pin) -> Path:
     """Return the pristine tree of a pin, or raise SourceError if it was not fetched."""
     tree = source_tree(layout, pin)
@@ -187,7 +136,7 @@ def patch(layout: Layout, pin: Pin) -> Path:
     """
     pristine = require_tree(layout, pin)
     series = read_series(layout, pin.id)
-    resolved = resolve(series, pristine)
+    resolved = resolve(series.patches, pristine)
     if resolved.problems:
         raise ProblemsError(resolved.problems)
     target = layout.patched / pin.folder
@@ -212,30 +161,6 @@ def patch(layout: Layout, pin: Pin) -> Path:
     except OSError as failure:
         raise disk_error(failure, target) from failure
     return target
-
-
-@contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Give a path for the block to make a folder at; it then takes the place of `target`.
-
-    If the block fails, `target` stays as it was and nothing is left of the new folder.
-    """
-    partial = target.with_name(f".{target.name}.{os.getpid()}.new")
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(f".{target.name}.*.*"):
-        if leftover.suffix in (".new", ".old"):
-            shutil.rmtree(leftover)
-    try:
-        yield partial
-        if target.exists():
-            target.rename(old)
-        partial.rename(target)
-    finally:
-        if old.exists() and not target.exists():
-            old.rename(target)
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write(file: Path, blob: Blob | None) -> None:

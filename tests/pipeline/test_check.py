@@ -83,9 +83,9 @@ def test_another_flavor_is_named(good: Checkout) -> None:
             id="stray patch",
         ),
         pytest.param(
-            lambda c: (c.folder / "first.patch.orig").write_text("x"),
-            "patches/toy/first.patch.orig:1: expected it listed in patches/toy/series, found no line "
-            "that names it; run `rm patches/toy/first.patch.orig`, or add a line to the series",
+            lambda c: (c.folder / "notes.orig").write_text("x"),
+            "patches/toy/notes.orig:1: expected it listed in patches/toy/series, found no line "
+            "that names it; run `rm patches/toy/notes.orig`, or add a line to the series",
             id="stray file",
         ),
         pytest.param(

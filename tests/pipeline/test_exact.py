@@ -10,7 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headrace.pipeline.diff import FileChange, Hunk, HunkLine, parse_diff, split_lines
+from headrace.pipeline.diff import FileChange, Hunk, HunkLine, split_lines
+from headrace.pipeline.diffparse import parse_diff
 from headrace.pipeline.exact import InexactError, apply_hunks, locate
 from headrace.pipeline.git import clean_environment
 

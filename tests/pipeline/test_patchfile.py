@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.pipeline.fields import GRAMMAR
 from headrace.pipeline.patchfile import (
-    GRAMMAR,
     MAX_SUBJECT,
     PatchFile,
     file_name,

@@ -11,7 +11,8 @@ from headrace.errors import MachineError, SourceError
 from headrace.pipeline import rebase as stage
 from headrace.pipeline.patchfile import PatchFile
 from headrace.pipeline.problem import ProblemsError
-from headrace.pipeline.rebase import Verdict, rebase
+from headrace.pipeline.rebase import rebase
+from headrace.pipeline.verdict import Verdict
 from tests.pipeline.toy import Checkout, numbers, text
 
 BOTH = numbers(line_5="five", line_30="thirty")
@@ -149,9 +150,7 @@ def test_two_merged_patches_on_the_same_lines_are_both_found(checkout: Checkout,
 def test_the_third_signal_is_never_claimed(checkout: Checkout, new: Path) -> None:
     verdict = judge(checkout, new)
     assert verdict.regression_passes is None
-    assert verdict.regression_command == (
-        "python -m pytest tests/test_toy.py::test_toy, with toy 1.1 unpatched"
-    )
+    assert verdict.regression_command == "`python build.py rebase toy --to 1.1 --run-tests`"
     assert f"not run ({verdict.regression_command})" in str(verdict)
 
 

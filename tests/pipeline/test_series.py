@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import MachineError, SourceError
+from headrace.pipeline.newfolder import new_folder
 from headrace.pipeline.problem import ProblemsError
-from headrace.pipeline.series import load_series, new_folder, patch, read_series, resolve
+from headrace.pipeline.resolve import resolve
+from headrace.pipeline.series import load_series, patch, read_series
 from tests.pipeline.toy import PRISTINE, Checkout, numbers, text
 
 BLOB = bytes(range(256)) * 4
@@ -124,7 +126,7 @@ def test_one_fault_is_told_once(checkout: Checkout) -> None:
     )
     checkout.replace("first.patch", "-line 5", "-line five")
     (checkout.tree / "README").write_bytes(b"games\n")
-    problems = resolve(read_series(checkout.layout, "toy"), checkout.tree).problems
+    problems = resolve(read_series(checkout.layout, "toy").patches, checkout.tree).problems
     assert [problem.file for problem in problems] == [
         "patches/toy/first.patch",
         "patches/toy/third.patch",
@@ -134,9 +136,11 @@ def test_one_fault_is_told_once(checkout: Checkout) -> None:
 def test_a_tree_that_changed_elsewhere_is_named_by_its_blob(checkout: Checkout) -> None:
     checkout.series(("First", {"toy/numbers.py": numbers(line_5="five")}))
     (checkout.tree / "toy/numbers.py").write_bytes(numbers(line_40="forty").data)
-    (problem,) = resolve(read_series(checkout.layout, "toy"), checkout.tree).problems
+    (problem,) = resolve(read_series(checkout.layout, "toy").patches, checkout.tree).problems
     assert problem.expected.startswith("toy/numbers.py to be blob ")
-    assert not resolve(read_series(checkout.layout, "toy"), checkout.tree, ids=False).problems
+    assert not resolve(
+        read_series(checkout.layout, "toy").patches, checkout.tree, ids=False
+    ).problems
 
 
 @pytest.mark.parametrize(
