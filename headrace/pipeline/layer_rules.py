@@ -60,7 +60,9 @@ TOKEN = re.compile(
     rb"|glpat-[A-Za-z0-9_-]{20})\b"
 )
 URL_PASSWORD = re.compile(rb"[a-z]+://[^\s/:@'\"]+:[^\s/@'\"]+@")
-CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+CERTIFICATE = re.compile(
+    rb"-----BEGIN CERTIFICATE-----\s+([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----"
+)
 DEBIAN_CERTIFICATES = "usr/share/ca-certificates/"
 INSTALLED_PYTHON = re.compile(r".*/(?:site|dist)-packages/.+")
 SECRET_SETTING = re.compile(

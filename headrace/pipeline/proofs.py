@@ -123,12 +123,13 @@ def patched_files(subject: Subject) -> str:
     projects = []
     total, compiled = 0, 0
     packed = {wheel.name: wheel for wheel in subject.wheels}
+    here = {patch.series_sha256 for patch in subject.patches}
+    if subject.series_sha256 not in here:
+        raise RefutedError(
+            [f"series: expected {subject.series_sha256}, as the image says, found "
+             f"{', '.join(here)} in this checkout; run 'python build.py build'"]
+        )  # fmt: skip
     for patch in subject.patches:
-        if patch.series_sha256 != subject.series_sha256:
-            raise RefutedError(
-                [f"{patch.project}: expected series {subject.series_sha256}, found "
-                 f"{patch.series_sha256} in this checkout; run 'python build.py build'"]
-            )  # fmt: skip
         wheel = packed[canonicalize_name(patch.project)]
         packages = {path.partition("/")[0] for path in wheel.files}
         python = {

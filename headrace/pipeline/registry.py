@@ -110,7 +110,7 @@ class Registry:
                 reply = self._once(method, url, content, wanted)
         except httpx.HTTPError as failure:
             raise MachineError(
-                f"{self.reference.host}: registry not reached: {failure}"
+                f"{self.reference.host}: expected a registry that answers, found {failure}"
             ) from failure
         return reply
 

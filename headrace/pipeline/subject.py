@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.pipeline import container
 from headrace.pipeline.image import load_image, read_image
@@ -164,14 +166,15 @@ def pulled(layout: Layout, reference: str, folder: Path, image: Image) -> Subjec
     wanted = reference.partition("@")[2]
     if wanted and wanted != image.digest:
         raise ConfigurationError(f"{reference}: expected {wanted}, found {image.digest}")
-    records = patch_records(layout, flavor)
+    patched = patch_records(layout, flavor)[0]
+    versions = {wheel.name: wheel.version for wheel in wheel_records(layout, flavor)}
     return Subject(
         layout=layout,
         flavor=flavor,
         digest=image.digest,
         folder=folder,
         reference=reference,
-        version=next((w.version for w in wheel_records(layout, flavor) if w.name == "lmcache"), ""),
+        version=versions[canonicalize_name(patched.project)],
         revision=labels.get("org.opencontainers.image.revision", ""),
-        series_sha256=records[0].series_sha256,
+        series_sha256=patched.series_sha256,
     )
