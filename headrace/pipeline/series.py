@@ -22,7 +22,7 @@ from headrace.pipeline.sources import source_tree
 from headrace.pipeline.tree import Blob
 
 FIRST_LINE = "# Written by `python build.py refresh`: the order of application, one patch a line.\n"
-_ENTRY = re.compile(r"[a-z0-9][a-z0-9-]*\.patch")
+_ENTRY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.patch")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def load_series(layout: Layout, project: str) -> tuple[Series, list[Problem]]:
             continue
         seen.add(line)
         if not _ENTRY.fullmatch(line):
-            wanted = "the name of a patch file beside this one (lower case, '-', '.patch')"
+            wanted = "the name of a patch file beside this one"
             problems.append(Problem(where, number, wanted, repr(line), run))
         elif not (path.parent / line).is_file():
             problems.append(Problem(where, number, f"a file {line}", "none", run))

@@ -338,6 +338,22 @@ def test_wrong_header_fields_can_be_opened_to_correct_them(checkout: Checkout) -
     assert check(checkout.layout) == []
 
 
+def test_a_patch_of_plain_format_patch_is_brought_into_shape(checkout: Checkout) -> None:
+    folder = opened(checkout)
+    commit(folder, message_of("Third") + "\nMore é.\n", {"third": b"3\n", "README": b"toys\n"})
+    git(folder, "format-patch", "-1", "--start-number=3", "--signoff", "-o", str(checkout.folder))
+    with (checkout.folder / "series").open("a") as series:
+        series.write("0003-Third.patch\n")
+    assert [str(problem).split("; run")[0] for problem in check(checkout.layout)] == [
+        "patches/toy/0003-Third.patch:4: expected the name third.patch for this subject, "
+        "found 0003-Third.patch"
+    ]
+    edit(checkout.layout, "toy", discard=True)
+    done = refresh(checkout.layout, "toy")
+    assert (done.written, done.removed) == (("third.patch", "series"), ("0003-Third.patch",))
+    assert check(checkout.layout) == []
+
+
 def test_a_patch_that_cannot_be_read_is_refused(checkout: Checkout) -> None:
     opened(checkout)
     checkout.replace("first.patch", "@@ -17,7", "@@ -17,9")
