@@ -11,7 +11,8 @@ from pathlib import Path
 
 from headrace.console import call, disk_error, say
 from headrace.errors import ImageError, MachineError, VerificationError
-from headrace.pipeline.oci import Image, unpack_archive
+from headrace.pipeline.oci import Image
+from headrace.pipeline.oci_archive import unpack_archive
 
 DOCKER_S = 120.0
 SAVE_S = 1800.0
