@@ -17,7 +17,7 @@ from tests.patches.lmcache.loops import LoopThread, loop_thread
 
 # Before any LMCache module: it configures its logging and telemetry on import.
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
-os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
+os.environ.setdefault("LMCACHE_LOG_LEVEL", "ERROR")
 
 _LMCACHE = importlib.util.find_spec("lmcache")
 

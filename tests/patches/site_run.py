@@ -1,0 +1,96 @@
+"""Runs a test file on one unpacked LMCache, in a process of its own, and reads what it found."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.suites.sites import ROOT, site
+
+# Several times what a file takes; a test in it that hangs fails by its own deadline long before.
+SECONDS = 420
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one test, or of one set of its parameters.
+
+    Attributes:
+        name: the test function.
+        case: the same with its parameters.
+        kind: "passed", "failure", "error" or "skipped".
+        message: the failing assertion's, "" if it passed.
+    """
+
+    name: str
+    case: str
+    kind: str
+    message: str
+
+
+@functools.cache
+def outcomes(file: Path, which: str) -> tuple[Outcome, ...]:
+    """Run `file` on the "stock" or the "patched" LMCache.
+
+    Raises:
+        AssertionError: the run as a whole failed; its output is quoted.
+    """
+    folder = site(which)
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.xml")
+        command = [
+            sys.executable, "-m", "pytest", str(file.relative_to(ROOT)), f"--junitxml={report}",
+            "--tb=short", *(["-m", "not patched_only"] if which == "stock" else []),
+        ]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": str(folder), "HEADRACE_SITE": str(folder)}
+        output = _run(command, environment)
+        assert report.is_file(), f"{file.name} on {which}: no report\n{output}"
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    assert cases, f"{file.name} on {which}: no test ran\n{output}"
+    return tuple(_outcome(case) for case in cases)
+
+
+def stock_reasons(file: Path) -> dict[str, str]:
+    """Return the STOCK_REASONS of a test file: test function → pattern of its failure on stock.
+
+    The file is read, not imported: it needs an LMCache.
+    """
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STOCK_REASONS":
+            reasons: dict[str, str] = ast.literal_eval(node.value)
+            return reasons
+    raise AssertionError(f"{file}: expected a module-level STOCK_REASONS, found none")
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as running:  # fmt: skip
+        try:
+            return running.communicate(timeout=SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            # pytest's fault handler answers with the stacks of all threads.
+            running.send_signal(signal.SIGABRT)
+            try:
+                output = running.communicate(timeout=10)[0]
+            finally:
+                running.kill()
+            raise AssertionError(f"no end within {SECONDS} s: {command}\n{output}") from None
+
+
+def _outcome(case: ElementTree.Element) -> Outcome:
+    name = case.get("name", "")
+    for kind in ("error", "failure", "skipped"):
+        found = case.find(kind)
+        if found is not None:
+            return Outcome(name.partition("[")[0], name, kind, found.get("message", ""))
+    return Outcome(name.partition("[")[0], name, "passed", "")
