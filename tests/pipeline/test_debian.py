@@ -244,18 +244,10 @@ def test_a_missing_lock_names_the_command(tmp_path: Path) -> None:
 
 
 def test_uris_give_the_pool_path_and_the_decoded_version() -> None:
-    line = f"'http://m.example/debian/pool/main/l/login/login_4.13%2bd_amd64.deb' login_1%3a4.13+d_amd64.deb 12 SHA256:{SHA}"
-    assert parse_uris(line + "\n", "base") == [
-        Deb(
-            "base",
-            "login",
-            "1:4.13+d",
-            "amd64",
-            SHA,
-            12,
-            "pool/main/l/login/login_4.13+d_amd64.deb",
-        )
-    ]
+    uri = "http://m.example/debian/pool/main/l/login/login_4.13%2bd_amd64.deb"
+    line = f"'{uri}' login_1%3a4.13+d_amd64.deb 12 SHA256:{SHA}\n"
+    path = "pool/main/l/login/login_4.13+d_amd64.deb"
+    assert parse_uris(line, "base") == [Deb("base", "login", "1:4.13+d", "amd64", SHA, 12, path)]
 
 
 @pytest.mark.parametrize(
