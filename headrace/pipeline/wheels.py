@@ -64,6 +64,18 @@ def build_stock(layout: Layout) -> Path:
     return _lmcache_wheel(layout, sources.source_tree(layout, pin), pin.version, folder, True)
 
 
+def build_release(layout: Layout, pin: Pin, tree: Path, version: str) -> Path:
+    """Build another release of LMCache, unpatched, and unpack it; return the folder for PYTHONPATH.
+
+    Raises:
+        ConfigurationError: the project is not one that this stage compiles.
+    """
+    if pin.id != "lmcache":
+        raise ConfigurationError(f"--run-tests: expected lmcache, found '{pin.id}'")
+    folder = layout.build / "wheels" / f"cpu-{version}"
+    return site(layout, version, _lmcache_wheel(layout, tree, version, folder, True))
+
+
 def patch_project(layout: Layout, pin: Pin) -> Path:
     """Bring build/patched/ up to date for one project; return its tree."""
     inputs = {
