@@ -25,7 +25,11 @@ class Miss:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """One command at one value size and thread count; GB/s are medians, 10^9 bytes."""
+    """One command at one value size and thread count; medians, a GB is 10^9 bytes.
+
+    The ratio is of speeds, by the clock. `*_cpu` is what a GB costs the client in CPU seconds:
+    on a busy machine it says more about the client, and the verdict leaves it out.
+    """
 
     command: Command
     size: int
@@ -37,6 +41,8 @@ class Bandwidth:
     low: float
     high: float
     verdict: Verdict
+    stock_cpu: float
+    patched_cpu: float
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,8 @@ def table_rows(result: Comparison) -> Iterator[Sequence[str]]:
     for row in result.bandwidths:
         yield (
             f"{row.command.upper()} {row.size} B, {row.threads} threads, {row.pairs} pairs",
-            f"{row.stock_gbps:.2f} GB/s",
-            f"{row.patched_gbps:.2f} GB/s",
+            f"{row.stock_gbps:.2f} GB/s, {row.stock_cpu:.3f} s",
+            f"{row.patched_gbps:.2f} GB/s, {row.patched_cpu:.3f} s",
             f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]",
             row.verdict if result.judged else "not judged",
         )

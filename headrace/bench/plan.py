@@ -15,7 +15,8 @@ class Plan:
     Attributes:
         counts: values of each size in one batch; three copies of a batch exist at a time (one a
             build and the server's), so `working_set` says what that comes to.
-        pairs: the fewest pairs of one row; `most_pairs` the most, for rows that stay undecided.
+        pairs: the fewest pairs of one row.
+        most_pairs: the most, for a row that stays undecided, and `row_seconds` its time.
         floor: the least patched / stock speed that passes.
         judged: False for a run too short to be held to the floor.
         blocking_seconds: the engine's own limit for a get, which is what a stall lasts.
@@ -25,6 +26,7 @@ class Plan:
     threads: tuple[int, ...]
     pairs: int
     most_pairs: int
+    row_seconds: float
     misses: int
     blocking_seconds: float
     judged: bool
@@ -36,10 +38,11 @@ class Plan:
 
 
 FULL = Plan(
-    counts={BIG: 12, SMALL: 64},
+    counts={BIG: 8, SMALL: 64},
     threads=(1, 2, 4, 8),
     pairs=30,
     most_pairs=150,
+    row_seconds=40,
     misses=3,
     blocking_seconds=10,
     judged=True,
@@ -49,6 +52,7 @@ QUICK = Plan(
     threads=(1, 8),
     pairs=3,
     most_pairs=3,
+    row_seconds=40,
     misses=1,
     blocking_seconds=2,
     judged=False,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import get_args
@@ -22,7 +23,7 @@ from headrace.errors import MachineError, SuiteVoidError
 from headrace.suites.missing_key.case import Endpoint
 from headrace.suites.valkey_server import ValkeyServer
 
-PAIRS_AT_ONCE = 10
+PAIRS_AT_ONCE = 6
 # A reply of this size arrives in one piece: the calls that are left are the parser's own.
 ONE_PIECE = 4096
 
@@ -101,41 +102,60 @@ def _bandwidths(
 ) -> Iterator[Bandwidth]:
     for size, count in plan.counts.items():
         for threads in plan.threads:
-            for build in builds:
-                build.ask("open", server, size=size, count=count, threads=threads)
             for command in get_args(Command):
                 on_step(f"{command.upper()} of {size} bytes, {threads} threads")
-                yield _row(builds, command, size, count, threads, plan)
+                opened = partial(
+                    _open, builds, server=server, size=size, count=count, threads=threads
+                )
+                yield _row(builds, opened, command, size, count, threads, plan)
     for build in builds:
         build.ask("close")
 
 
+def _open(
+    builds: tuple[Build, Build], server: Endpoint, size: int, count: int, threads: int
+) -> None:
+    for build in builds:
+        build.ask("open", server, size=size, count=count, threads=threads)
+
+
 def _row(
     builds: tuple[Build, Build],
+    opened: Callable[[], None],
     command: Command,
     size: int,
     count: int,
     threads: int,
     plan: Plan,
 ) -> Bandwidth:
-    """Measure pairs until the interval decides, between the plan's fewest and most pairs."""
+    """Measure pairs until the interval decides, between the plan's fewest and most pairs.
+
+    `opened` gives both builds new clients and buffers. That is done every few pairs, because a
+    client keeps its luck with memory and scheduling for as long as it lives.
+    """
     seconds: tuple[list[float], list[float]] = ([], [])
-    for build in builds:
-        build.ask(command)
+    cpu: tuple[list[float], list[float]] = ([], [])
+    until = time.monotonic() + plan.row_seconds
     while True:
+        opened()
         for _ in range(min(PAIRS_AT_ONCE, plan.most_pairs - len(seconds[0]))):
             # Who goes first changes with every pair, so that neither gains from its place.
             for which in (0, 1) if len(seconds[0]) % 2 == 0 else (1, 0):
-                seconds[which].append(float(builds[which].ask(command)["seconds"]))
+                answer = builds[which].ask(command)
+                seconds[which].append(float(answer["seconds"]))
+                cpu[which].append(float(answer["cpu"]))
         interval = paired_ratio(*seconds)
         verdict = judge(interval, plan.floor)
         pairs = len(seconds[0])
-        if pairs >= plan.most_pairs or (pairs >= plan.pairs and verdict != "open"):
+        spent = pairs >= plan.most_pairs or time.monotonic() > until
+        if pairs >= plan.pairs and (spent or verdict != "open"):
             break
-    gbps = [size * count / statistics.median(half) / 1e9 for half in seconds]
+    moved = size * count / 1e9
     return Bandwidth(
-        command, size, threads, pairs, gbps[0], gbps[1],
+        command, size, threads, pairs,
+        moved / statistics.median(seconds[0]), moved / statistics.median(seconds[1]),
         interval.median, interval.low, interval.high, verdict,
+        statistics.median(cpu[0]) / moved, statistics.median(cpu[1]) / moved,
     )  # fmt: skip
 
 

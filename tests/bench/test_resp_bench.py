@@ -14,7 +14,7 @@ import pytest
 from headrace.bench.build import Build
 from headrace.bench.comparison import Bandwidth, Comparison, raise_unless_passed
 from headrace.bench.plan import FULL, QUICK
-from headrace.bench.resp import _row
+from headrace.bench.resp import PAIRS_AT_ONCE, _row
 from headrace.bench.statistics import Interval, Verdict, judge, paired_ratio
 from headrace.errors import SuiteFailedError, SuiteVoidError
 from tests.suites.sites import headrace, site
@@ -76,20 +76,31 @@ class FakeBuild:
     def ask(self, do: str) -> Mapping[str, Any]:
         self._order.append(self._name)
         self._asked += 1
-        return {"seconds": self._times[self._asked % len(self._times)]}
+        return {"seconds": self._times[self._asked % len(self._times)], "cpu": 0.5}
 
 
 def row(stock: list[float], patched: list[float]) -> tuple[Bandwidth, list[str]]:
     order: list[str] = []
     builds = (FakeBuild("stock", stock, order), FakeBuild("patched", patched, order))
-    measured = _row(cast("tuple[Build, Build]", builds), "get", 10**9, 1, 1, FULL)
-    return measured, order[2:]
+    opened: list[None] = []
+    measured = _row(
+        cast("tuple[Build, Build]", builds),
+        lambda: opened.append(None),
+        "get",
+        size=10**9,
+        count=1,
+        threads=1,
+        plan=FULL,
+    )
+    assert len(opened) == -(-measured.pairs // PAIRS_AT_ONCE)
+    return measured, order
 
 
 def test_a_clear_row_ends_after_the_fewest_pairs_in_changing_order() -> None:
     measured, order = row([1.0], [1.0])
     assert (measured.verdict, measured.pairs) == ("pass", FULL.pairs)
     assert measured.stock_gbps == measured.patched_gbps == 1.0
+    assert measured.stock_cpu == measured.patched_cpu == 0.5
     assert order[:4] == ["stock", "patched", "patched", "stock"]
     assert order.count("stock") == order.count("patched") == FULL.pairs
 
@@ -105,7 +116,7 @@ def test_an_undecided_row_is_measured_longer_and_then_left_open() -> None:
 
 
 def comparison(judged: bool, *verdicts: Verdict) -> Comparison:
-    one = Bandwidth("get", 1, 1, 30, 1.0, 1.0, 1.0, 1.0, 1.0, "pass")
+    one = Bandwidth("get", 1, 1, 30, 1.0, 1.0, 1.0, 1.0, 1.0, "pass", 0.5, 0.5)
     rows = tuple(replace(one, verdict=verdict) for verdict in verdicts)
     return Comparison("stock", "patched", judged, 0.97, (), rows, (), 1.0)
 

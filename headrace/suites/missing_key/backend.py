@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
@@ -26,11 +27,13 @@ SHAPES = {
 # Where the engine would give up, so the suite does; the post's default is 10 s.
 BLOCKING_SECONDS = 2
 
+_LEAST_POOL_BYTES = 1 << 20
+
 
 class Backend:
     """One RemoteBackend of a worker, its event loop in a thread of its own.
 
-    `size` is the bytes of a chunk, one of `SHAPES`; `pool_bytes` the local memory pool's size.
+    `size` is the bytes of a chunk, one of `SHAPES`; the local memory pool holds `pool_chunks`.
     Names of chunks are small integers; their bytes come from `values.value_of`.
     """
 
@@ -39,7 +42,7 @@ class Backend:
         server: Endpoint,
         prefix: str,
         size: int,
-        pool_bytes: int = 160 << 20,
+        pool_chunks: int = 8,
         blocking_seconds: float = BLOCKING_SECONDS,
         socket_timeout_ms: int = SOCKET_TIMEOUT_MS,
     ) -> None:
@@ -50,7 +53,11 @@ class Backend:
         from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
         from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 
+        # As LMCache's engine does: a collection in its statistics code can free a forgotten memory
+        # object, whose destructor then waits for the lock that this very thread holds.
+        gc.disable()
         shape = SHAPES[size]
+        pool_bytes = max(pool_chunks * size, _LEAST_POOL_BYTES)
         self.size = size
         self._model = f"{prefix}{size}"
         self._dtype = torch.bfloat16

@@ -188,7 +188,7 @@ def _other_size(around: Surroundings) -> Seen:
 
 
 def _no_memory(around: Surroundings) -> Seen:
-    with _backend(around, BIG, "full", pool_bytes=4 * BIG) as backend:
+    with _backend(around, BIG, "full", pool_chunks=4) as backend:
         backend.put(0)
         held = []
         while (memory := backend.allocate()) is not None:
