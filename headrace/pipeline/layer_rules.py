@@ -35,7 +35,7 @@ BUILD_SUFFIXES = frozenset({".o", ".obj", ".gcno", ".gcda", ".deb", ".egg-link"}
 # pip's own wheels, which `python -m venv` needs.
 BUNDLED_WHEELS = re.compile(r"(?:.*/)?(?:ensurepip/_bundled|usr/share/python-wheels)/[^/]+\.whl")
 LEFT_BEHIND = re.compile(
-    r"(?:root|home/[^/]+)/\.cache/.+|(?:var/)?tmp/.+|var/lib/apt/lists/.+|.*/pip-(?:build|install)-.+"
+    r"(?:root|home/[^/]+)/\.cache/.+|(?:var/)?tmp/.+|var/lib/apt/lists/(?!lock$).+|.*/pip-(?:build|install)-.+"
 )
 
 SECRET_FILES = frozenset(
@@ -74,9 +74,10 @@ KNOWN: Mapping[tuple[Kind, str], str] = {
     ("build remains", r"(?:.*/)?opt/compiler/lib/libomp-[a-z0-9-]+\.o"): (
         "device objects that the intel-openmp wheel ships"
     ),
-    ("secret", r".*/site-packages/transformers/testing_utils\.py"): (
-        "the public token of a test account, in the released source of transformers"
-    ),
+    (
+        "secret",
+        r".*/transformers/(?:testing_utils\.py|__pycache__/testing_utils\.[a-z0-9-]+\.pyc)",
+    ): ("the public token of a test account, in the released source of transformers"),
 }
 
 

@@ -25,6 +25,8 @@ from headrace.proof.tiny_model import write_tiny_model
 COMMAND = ["vllm", "serve"]
 PORT = 8000
 SERVE_S = 540.0
+# Of a log line that an error repeats, in characters.
+LINE = 200
 PRELOAD = ["torch"]
 # What an engine process holds of us, imported in one process.
 ENGINE_MODULES = ["torch", "vllm._C", "lmcache.lmcache_native", "lmcache.lmcache_redis"]
@@ -34,6 +36,11 @@ CUDA_FILES = [
     *("libcusolver*.so*", "libnccl*.so*", "libnvrtc*.so*", "libnvidia*.so*", "libnvJitLink*.so*"),
 ]
 CUDA_DISTRIBUTIONS = ["nvidia-*", "cuda-*", "cupy*", "nixl*", "flashinfer*"]
+
+# Run-time requirements of our components that no lock resolves, besides locks/exclude.txt.
+BUILD_ONLY = {
+    "setuptools-scm": "LMCache lists the tool that its own build takes the version from",
+}
 
 
 def digest(subject: Subject) -> str:
@@ -181,7 +188,7 @@ def libraries(subject: Subject) -> str:
 
 def metadata(subject: Subject) -> str:
     """Installed distributions agree with each other, but for the exclusions of the locks."""
-    facts = subject.ask("metadata", {"excluded": exclusions(subject.layout)})
+    facts = subject.ask("metadata", {"excluded": {**exclusions(subject.layout), **BUILD_ONLY}})
     waived = ", ".join(sorted(facts.get("waived", {}))) or "none"
     return f"{facts['distributions']} distributions; excluded by design: {waived}"
 
@@ -221,7 +228,9 @@ def starts_offline(subject: Subject) -> str:
             finally:
                 made.save_log(log)
     if ended:
-        raise RefutedError([f"the server {ended}; log: {log}"])
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        raise RefutedError([f"the server {ended} and said last: {said[:LINE]}; log: {log}"])
     facts = read_answer("completion", outcome)
     return f"healthy after {facts['seconds_to_health']} s, {facts['tokens']} tokens; log: {log}"
 

@@ -19,6 +19,8 @@ from headrace.errors import ConfigurationError
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import Pin, load_pins
 
+RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
+
 
 @dataclass(frozen=True)
 class WheelRecord:
@@ -55,7 +57,8 @@ def read_wheel(path: Path) -> WheelRecord:
     """
     try:
         with zipfile.ZipFile(path) as wheel:
-            names = [name for name in wheel.namelist() if name.endswith(".dist-info/RECORD")]
+            # A wheel may vendor others, records and all, further down.
+            names = [name for name in wheel.namelist() if RECORD.fullmatch(name)]
             text = wheel.read(names[0]).decode()
     except (OSError, zipfile.BadZipFile, IndexError) as broken:
         raise ConfigurationError(
@@ -64,8 +67,10 @@ def read_wheel(path: Path) -> WheelRecord:
     name, version, _, _ = parse_wheel_filename(path.name)
     files = {}
     for row in csv.reader(io.StringIO(text)):
-        # Scripts and data files are rewritten or moved when they are installed.
-        if len(row) == 3 and row[1].startswith("sha256=") and ".data/" not in row[0]:
+        # Scripts and data files are rewritten or moved when they are installed, and byte code is
+        # made anew; `patched_files` compares that with its source.
+        moved = ".data/" in row[0] or row[0].endswith(".pyc")
+        if len(row) == 3 and row[1].startswith("sha256=") and not moved:
             raw = row[1].removeprefix("sha256=")
             files[row[0]] = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
     return WheelRecord(name, str(version), files)

@@ -75,6 +75,7 @@ def test_each_forbidden_file_is_found_in_its_layer(
         ("usr/share/doc/gcc-12-base/copyright", Entry()),
         ("usr/lib/python3.11/ensurepip/_bundled/pip-23.0.1-py3-none-any.whl", Entry()),
         ("opt/x/.gitignore", Entry()),
+        ("var/lib/apt/lists/lock", Entry()),
         ("opt/lib/python3.11/site-packages/reader.py", Entry(f"M = '{KEY[:27]}'\n".encode())),
         ("opt/python/ssl.py", Entry(CERTIFICATE.format("' + text + '").encode())),
         ("opt/doc.txt", Entry(b"key = AKIAIOSFODNN7EXAMPLE\n")),

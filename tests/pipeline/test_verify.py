@@ -172,7 +172,7 @@ def test_an_image_of_another_series_is_red(image: PythonImage) -> None:
 
 def test_a_server_that_dies_is_red_and_its_log_is_kept(image: PythonImage) -> None:
     image.build(vllm="print('no such model'); raise SystemExit(3)\n")
-    with pytest.raises(RefutedError, match="the server ended with status 3"):
+    with pytest.raises(RefutedError, match="status 3 and said last: no such model; log: "):
         judge(image, "starts-offline")
     assert "no such model" in (image.layout.logs / "serve-cpu.log").read_text()
 
