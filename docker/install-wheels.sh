@@ -13,6 +13,7 @@ $venv/bin/python "$pip" install --quiet --disable-pip-version-check --root-user-
     --requirement /mnt/requirements.txt
 # Byte code that is checked by the hash of its source: the same bytes in each build, quick to start,
 # and never used for a source that someone changed, as byte code without a check would be.
-# What a layer below holds has an older date and is not compiled again. Some packages carry files that are no Python 3; pip ignores those as well.
+# What a layer below holds has an older date and is not compiled again. A few packages carry files
+# for another Python, which no release of this one compiles.
 find $venv/lib -name '*.py' -newermt "@$LOCK_EPOCH" | LC_ALL=C sort |
     $venv/bin/python -m compileall -qq -j 0 --invalidation-mode checked-hash -i - || true
