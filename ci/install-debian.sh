@@ -42,9 +42,10 @@ archive() {
         sed -n 's/^deb *\(\[[^]]*\] *\)\{0,1\}\([a-z+]*:[^ ]*\) *bookworm .*/\2/p'
 }
 
-[ -r /etc/debian_version ] && . /etc/os-release || refuse "expected Debian 12, found another system"
-[ "${VERSION_CODENAME:-}" = bookworm ] ||
-    refuse "expected Debian 12 (bookworm), found ${PRETTY_NAME:-no name}; install by hand: $plain, docker with buildx"
+VERSION_CODENAME= PRETTY_NAME=
+[ ! -r "$etc/os-release" ] || . "$etc/os-release"
+[ "$VERSION_CODENAME" = bookworm ] ||
+    refuse "expected Debian 12 (bookworm), found ${PRETTY_NAME:-another system}; install by hand: $plain, docker with buildx"
 
 missing=
 for package in $plain; do
