@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import get_args
@@ -17,13 +16,14 @@ from typing import get_args
 from headrace.bench.build import Build
 from headrace.bench.comparison import Bandwidth, Command, Comparison, Miss, Receives
 from headrace.bench.plan import BIG, SMALL, Plan
-from headrace.bench.statistics import judge, paired_ratio
+from headrace.bench.statistics import Round, judge, paired_ratio
 from headrace.console import call, disk_error
 from headrace.errors import MachineError, SuiteVoidError
 from headrace.suites.missing_key.case import Endpoint
 from headrace.suites.valkey_server import ValkeyServer
 
-PAIRS_AT_ONCE = 6
+# Each round has new processes, which cost more than the few pairs that they measure.
+PAIRS_A_ROUND = 5
 # A reply of this size arrives in one piece: the calls that are left are the parser's own.
 ONE_PIECE = 4096
 
@@ -100,60 +100,50 @@ def _misses(
 def _bandwidths(
     builds: tuple[Build, Build], server: Endpoint, plan: Plan, on_step: Callable[[str], None]
 ) -> Iterator[Bandwidth]:
-    for size, count in plan.counts.items():
+    for size in plan.counts:
         for threads in plan.threads:
             for command in get_args(Command):
                 on_step(f"{command.upper()} of {size} bytes, {threads} threads")
-                opened = partial(
-                    _open, builds, server=server, size=size, count=count, threads=threads
-                )
-                yield _row(builds, opened, command, size, count, threads, plan)
-    for build in builds:
-        build.ask("close")
-
-
-def _open(
-    builds: tuple[Build, Build], server: Endpoint, size: int, count: int, threads: int
-) -> None:
-    for build in builds:
-        build.ask("open", server, size=size, count=count, threads=threads)
+                yield _row(builds, server, command, size, threads, plan)
 
 
 def _row(
     builds: tuple[Build, Build],
-    opened: Callable[[], None],
+    server: Endpoint,
     command: Command,
     size: int,
-    count: int,
     threads: int,
     plan: Plan,
 ) -> Bandwidth:
-    """Measure pairs until the interval decides, between the plan's fewest and most pairs.
-
-    `opened` gives both builds new clients and buffers. That is done every few pairs, because a
-    client keeps its luck with memory and scheduling for as long as it lives.
-    """
-    seconds: tuple[list[float], list[float]] = ([], [])
+    """Measure rounds until the interval decides, between the plan's fewest and most pairs."""
+    count = plan.counts[size]
+    rounds: list[Round] = []
     cpu: tuple[list[float], list[float]] = ([], [])
     until = time.monotonic() + plan.row_seconds
     while True:
-        opened()
-        for _ in range(min(PAIRS_AT_ONCE, plan.most_pairs - len(seconds[0]))):
+        for build in builds:
+            build.ask("open", server, size=size, count=count, threads=threads)
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for pair in range(PAIRS_A_ROUND):
             # Who goes first changes with every pair, so that neither gains from its place.
-            for which in (0, 1) if len(seconds[0]) % 2 == 0 else (1, 0):
+            for which in (0, 1) if (len(rounds) + pair) % 2 == 0 else (1, 0):
                 answer = builds[which].ask(command)
                 seconds[which].append(float(answer["seconds"]))
                 cpu[which].append(float(answer["cpu"]))
-        interval = paired_ratio(*seconds)
+        for build in builds:
+            build.ask("close")
+        rounds.append(Round(*seconds))
+        interval = paired_ratio(rounds)
         verdict = judge(interval, plan.floor)
-        pairs = len(seconds[0])
+        pairs = len(rounds) * PAIRS_A_ROUND
         spent = pairs >= plan.most_pairs or time.monotonic() > until
         if pairs >= plan.pairs and (spent or verdict != "open"):
             break
     moved = size * count / 1e9
+    stock = statistics.median(second for one in rounds for second in one.stock)
+    patched = statistics.median(second for one in rounds for second in one.patched)
     return Bandwidth(
-        command, size, threads, pairs,
-        moved / statistics.median(seconds[0]), moved / statistics.median(seconds[1]),
+        command, size, threads, pairs, moved / stock, moved / patched,
         interval.median, interval.low, interval.high, verdict,
         statistics.median(cpu[0]) / moved, statistics.median(cpu[1]) / moved,
     )  # fmt: skip

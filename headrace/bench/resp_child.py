@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 from headrace.suites.missing_key.backend import Backend
 from headrace.suites.missing_key.case import Endpoint
@@ -54,7 +54,6 @@ class Measurer:
         self, server: Mapping[str, Any], size: int, count: int, threads: int
     ) -> dict[str, Any]:
         """Connect `threads` workers, store `count` values, and check that they come back right."""
-        self.close()
         self._keys = [f"bench-{size}-{index}" for index in range(count)]
         self._buffers = [bytearray(value_of(key, size)) for key in self._keys]
         self._client = NativeClient(
@@ -110,25 +109,51 @@ class Measurer:
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
+    """Serve requests until standard input ends, each session in a process of its own.
+
+    A session is one "miss", or all from an "open" to its "close". It forks from a process that has
+    imported LMCache and started no thread: what one session leaves behind, or how lucky it was
+    with its memory, ends with it.
+    """
     # LMCache logs to standard output: that goes to stderr, and the pipe is for answers alone.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     faulthandler.enable()
     from lmcache import lmcache_redis
 
+    _answer(answers, {"native": lmcache_redis.__file__})
+    while line := sys.stdin.readline():
+        # The other end waits for each answer, so nothing is buffered that both would read.
+        session = os.fork()
+        if session == 0:
+            _session(line, answers)
+        _, status = os.waitpid(session, 0)
+        if status != 0:
+            # It ends with another status only when it dies over a request.
+            _answer(answers, {"problem": f"died with status {os.waitstatus_to_exitcode(status)}"})
+
+
+def _session(line: str, answers: TextIO) -> NoReturn:
     measurer = Measurer()
-    print(json.dumps({"native": lmcache_redis.__file__}), file=answers, flush=True)
-    for line in sys.stdin:
+    while line:
         request = json.loads(line)
-        act: Callable[..., dict[str, Any]] = getattr(measurer, request.pop("do"))
+        do = request.pop("do")
+        act: Callable[..., dict[str, Any]] = getattr(measurer, do)
         try:
             answer = act(**request)
         except Exception as error:  # noqa: BLE001 - the other end stops and prints it
             answer = {"problem": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers, flush=True)
+        _answer(answers, answer)
+        if do in ("miss", "close"):
+            break
+        line = sys.stdin.readline()
     # Threads that the release left hanging would keep a normal exit waiting.
     os._exit(0)
+
+
+def _answer(answers: TextIO, message: Mapping[str, Any]) -> None:
+    answers.write(json.dumps(message) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ import pytest
 from headrace.bench.build import Build
 from headrace.bench.comparison import Bandwidth, Comparison, raise_unless_passed
 from headrace.bench.plan import FULL, QUICK
-from headrace.bench.resp import PAIRS_AT_ONCE, _row
-from headrace.bench.statistics import Interval, Verdict, judge, paired_ratio
+from headrace.bench.resp import PAIRS_A_ROUND, _row
+from headrace.bench.statistics import Interval, Round, Verdict, judge, paired_ratio
 from headrace.errors import SuiteFailedError, SuiteVoidError
+from headrace.suites.missing_key.case import Endpoint
 from tests.suites.sites import headrace, site
 
 
@@ -25,37 +26,61 @@ def noisy(seed: int, centre: float, spread: float, count: int) -> list[float]:
     return [centre * (1 + draw.uniform(-spread, spread)) for _ in range(count)]
 
 
+def rounds(stock: list[float], patched: list[float], pairs: int = 5) -> list[Round]:
+    return [
+        Round(stock[at : at + pairs], patched[at : at + pairs])
+        for at in range(0, len(stock), pairs)
+    ]
+
+
 def test_the_same_times_have_the_ratio_one() -> None:
-    assert paired_ratio([2.0] * 30, [2.0] * 30) == Interval(1.0, 1.0, 1.0)
+    assert paired_ratio(rounds([2.0] * 30, [2.0] * 30)) == Interval(1.0, 1.0, 1.0)
 
 
 def test_a_faster_patched_build_has_a_ratio_above_one() -> None:
-    assert paired_ratio([3.0] * 30, [2.0] * 30).median == pytest.approx(1.5)
+    assert paired_ratio(rounds([3.0] * 30, [2.0] * 30)).median == pytest.approx(1.5)
 
 
 def test_noise_that_pairs_share_cancels() -> None:
     machine = noisy(1, 1.0, 0.5, 40)
-    interval = paired_ratio(machine, [second * 1.01 for second in machine])
+    interval = paired_ratio(rounds(machine, [second * 1.01 for second in machine]))
     assert interval.low == pytest.approx(1 / 1.01)
     assert interval.high == pytest.approx(1 / 1.01)
 
 
 def test_the_interval_holds_the_median_narrows_and_repeats() -> None:
-    few = paired_ratio(noisy(1, 1.0, 0.2, 10), noisy(2, 1.0, 0.2, 10))
-    many = paired_ratio(noisy(1, 1.0, 0.2, 1000), noisy(2, 1.0, 0.2, 1000))
+    few = paired_ratio(rounds(noisy(1, 1.0, 0.2, 10), noisy(2, 1.0, 0.2, 10)))
+    many = paired_ratio(rounds(noisy(1, 1.0, 0.2, 1000), noisy(2, 1.0, 0.2, 1000)))
     for interval in (few, many):
         assert interval.low <= interval.median <= interval.high
     assert many.high - many.low < few.high - few.low
     assert many.low < 1.0 < many.high
-    assert paired_ratio(noisy(1, 1.0, 0.2, 10), noisy(2, 1.0, 0.2, 10)) == few
+    assert paired_ratio(rounds(noisy(1, 1.0, 0.2, 10), noisy(2, 1.0, 0.2, 10))) == few
+
+
+def test_luck_that_a_round_shares_widens_the_interval() -> None:
+    """Two equal builds, each round off by its own 10%: one must not be called the slower."""
+    luck = noisy(3, 1.0, 0.1, 8)
+    patched = [factor for factor in luck for _ in range(50)]
+    interval = paired_ratio(rounds([1.0] * len(patched), patched, pairs=50))
+    assert interval.low < 1.0 < interval.high
+    pretended = paired_ratio(rounds([1.0] * len(patched), patched, pairs=1))
+    assert pretended.high - pretended.low < (interval.high - interval.low) / 2
 
 
 @pytest.mark.parametrize(
-    ("stock", "patched"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([-1.0], [1.0])]
+    "wrong",
+    [
+        [],
+        [Round([], [])],
+        [Round([1.0], [1.0, 2.0])],
+        [Round([1.0], [0.0])],
+        [Round([-1.0], [1.0])],
+    ],
 )
-def test_what_is_no_pair_is_refused(stock: list[float], patched: list[float]) -> None:
+def test_what_is_no_pair_is_refused(wrong: list[Round]) -> None:
     with pytest.raises(ValueError, match=r"pairs|positive"):
-        paired_ratio(stock, patched)
+        paired_ratio(wrong)
 
 
 @pytest.mark.parametrize(
@@ -67,32 +92,31 @@ def test_only_an_interval_on_one_side_decides(low: float, high: float, verdict: 
 
 
 class FakeBuild:
-    """Answers with the given times, over and over, and notes when it was asked."""
+    """Answers with the given times, over and over, and notes what it was asked."""
 
     def __init__(self, name: str, times: list[float], order: list[str]) -> None:
         self._name, self._times, self._order = name, times, order
-        self._asked = 0
+        self._measured = 0
+        self.sessions = 0
 
-    def ask(self, do: str) -> Mapping[str, Any]:
+    def ask(self, do: str, server: Endpoint | None = None, **options: int) -> Mapping[str, Any]:
+        if do == "open":
+            self.sessions += 1
+            return {}
+        if do == "close":
+            return {}
         self._order.append(self._name)
-        self._asked += 1
-        return {"seconds": self._times[self._asked % len(self._times)], "cpu": 0.5}
+        self._measured += 1
+        return {"seconds": self._times[self._measured % len(self._times)], "cpu": 0.5}
 
 
 def row(stock: list[float], patched: list[float]) -> tuple[Bandwidth, list[str]]:
     order: list[str] = []
     builds = (FakeBuild("stock", stock, order), FakeBuild("patched", patched, order))
-    opened: list[None] = []
-    measured = _row(
-        cast("tuple[Build, Build]", builds),
-        lambda: opened.append(None),
-        "get",
-        size=10**9,
-        count=1,
-        threads=1,
-        plan=FULL,
-    )
-    assert len(opened) == -(-measured.pairs // PAIRS_AT_ONCE)
+    plan = replace(FULL, counts={10**9: 1})
+    server = Endpoint("127.0.0.1", 1)
+    measured = _row(cast("tuple[Build, Build]", builds), server, "get", 10**9, 1, plan)
+    assert builds[0].sessions == builds[1].sessions == measured.pairs / PAIRS_A_ROUND
     return measured, order
 
 
@@ -111,7 +135,7 @@ def test_a_slower_build_fails() -> None:
 
 
 def test_an_undecided_row_is_measured_longer_and_then_left_open() -> None:
-    measured, _ = row([1.0, 1.0], [0.9, 1.2])
+    measured, _ = row([1.0], [0.9] * PAIRS_A_ROUND + [1.2] * PAIRS_A_ROUND)
     assert (measured.verdict, measured.pairs) == ("open", FULL.most_pairs)
 
 
