@@ -14,9 +14,7 @@ from headrace.console import say, working
 from headrace.errors import HeadraceError, SuiteFailedError, SuiteVoidError, VerificationError
 from headrace.pipeline import container
 from headrace.pipeline.daemon import ensure_daemon
-from headrace.pipeline.layout import Layout
-from headrace.pipeline.proofs import CHECKS
-from headrace.pipeline.report import (
+from headrace.pipeline.evidence import (
     MANDATORY_CHECKS,
     MANDATORY_SUITES,
     Case,
@@ -25,9 +23,10 @@ from headrace.pipeline.report import (
     Suite,
     Verdict,
     overall,
-    report_path,
-    save_report,
 )
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.proofs import CHECKS
+from headrace.pipeline.report import report_path, save_report
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
 
 # Name of a suite -> words after `headrace`. It writes results.jsonl and junit.xml to /report.

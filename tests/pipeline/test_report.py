@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigurationError, PublishError
-from headrace.pipeline.layout import Layout
-from headrace.pipeline.report import (
+from headrace.pipeline.evidence import (
     MANDATORY_CHECKS,
     MANDATORY_SUITES,
     Case,
@@ -19,8 +18,11 @@ from headrace.pipeline.report import (
     Report,
     Suite,
     Verdict,
-    load_report,
     overall,
+)
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.report import (
+    load_report,
     refuse_unless_publishable,
     report_path,
     save_report,

@@ -14,9 +14,10 @@ from headrace.errors import ConfigurationError, HeadraceError, ImageError, Verif
 from headrace.pipeline import container, proofs, verify
 from headrace.pipeline.container import Outcome
 from headrace.pipeline.daemon import ensure_daemon
+from headrace.pipeline.evidence import MANDATORY_CHECKS
 from headrace.pipeline.image import load_image
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.report import MANDATORY_CHECKS, load_report, report_path
+from headrace.pipeline.report import load_report, report_path
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
 from tests.pipeline.python_image import CONFIG, SITE, SUITE, PythonImage, interpreter_layer
 from tests.pipeline.sample_image import Entry, layer_of, record_image, write_image
