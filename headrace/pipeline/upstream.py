@@ -126,7 +126,7 @@ def record_baseline(
             files = touched.cpu if number == 1 else _run_again(results, touched)
             what = f"stock, run {number} of {runs}"
             results += [result for result, _ in _each(bench, store.result, files, jobs, what)]
-    baseline = merge_runs(pin.version, results)
+    baseline = merge_runs(pin.version, results, touched.flaky)
     path = _baseline_path(bench, pin)
     write_atomically(path, format_baseline(baseline))
     statuses = [s for file, tests in baseline.files.items() for t, s in tests.items() if t != file]

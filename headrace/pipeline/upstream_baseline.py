@@ -26,7 +26,8 @@ class Baseline:
 
     Attributes:
         files: file → test id → status, or "flaky" for what differed between runs.
-        flaky: test id → outcomes in the order of the runs, and the first failure's text.
+        flaky: test id → why: outcomes in the order of the runs with the first failure's text, or
+            what touched.toml says.
     """
 
     version: str
@@ -76,8 +77,17 @@ def changes(baseline: Baseline, result: FileResult) -> dict[str, str]:
     return found
 
 
-def merge_runs(version: str, runs: Iterable[FileResult]) -> Baseline:
-    """Make a baseline of runs on stock, one or more a file."""
+def merge_runs(
+    version: str, runs: Iterable[FileResult], known: Mapping[str, str] | None = None
+) -> Baseline:
+    """Make a baseline of runs on stock, one or more a file.
+
+    Args:
+        known: test id → why it is flaky although it may have passed in all of `runs`.
+
+    Raises:
+        ConfigurationError: a test of `known` is in none of `runs`.
+    """
     files: dict[str, dict[str, str]] = {}
     flaky: dict[str, str] = {}
     by_file: dict[str, list[FileResult]] = {}
@@ -92,6 +102,14 @@ def merge_runs(version: str, runs: Iterable[FileResult]) -> Baseline:
             if files[file][test] == FLAKY:
                 texts = [o.text for o in outcomes if o and o.status not in (PASSED, SKIPPED)]
                 flaky[test] = ": ".join([", ".join(statuses), *texts[:1]])
+    for test, why in (known or {}).items():
+        file = test.partition("::")[0]
+        if test not in files.get(file, {}):
+            raise ConfigurationError(
+                f"{test}: expected this flaky test in upstream, found none; "
+                "remove it from tests/upstream/touched.toml"
+            )
+        files[file][test], flaky[test] = FLAKY, why
     return Baseline(version, files, flaky)
 
 
@@ -137,12 +155,14 @@ class Touched:
     Attributes:
         server: files that want a Valkey at REDIS_HOST:REDIS_PORT.
         cpu: all files that run, or skip themselves, on a machine without a GPU.
+        flaky: tests whose outcome depends on the machine's load on stock too, id → why.
         groups: (patterns of source files, test files); `*` in a pattern also matches "/".
     """
 
     path: Path
     server: frozenset[str]
     cpu: tuple[str, ...]
+    flaky: Mapping[str, str]
     groups: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
     def tests_of(self, sources: Sequence[str]) -> list[str]:
@@ -193,11 +213,12 @@ def read_touched(path: Path) -> Touched:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         groups = tuple((tuple(g["sources"]), tuple(g["tests"])) for g in data["group"])
-        return Touched(path, frozenset(data["server"]), tuple(data["cpu"]), groups)
+        flaky = {str(test): str(why) for test, why in data["flaky"].items()}
+        return Touched(path, frozenset(data["server"]), tuple(data["cpu"]), flaky, groups)
     except FileNotFoundError as missing:
         raise ConfigurationError(f"{path}: expected this file, found none") from missing
-    except (ValueError, KeyError, TypeError) as broken:
+    except (ValueError, KeyError, TypeError, AttributeError) as broken:
         raise ConfigurationError(
-            f"{path}: expected 'cpu', 'server' and [[group]] with 'sources' and 'tests', "
+            f"{path}: expected 'cpu', 'server', [flaky] and [[group]] with 'sources' and 'tests', "
             f"found {type(broken).__name__}: {broken}"
         ) from broken

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.table import Table
-
-from headrace.console import console, say
+from headrace.console import say
 from headrace.errors import SuiteFailedError
 from headrace.pipeline.manifest import write_atomically
 from headrace.pipeline.upstream_baseline import Regression
 from headrace.pipeline.upstream_run import ERROR, FAILED, PASSED, SKIPPED, TIMEOUT, FileResult
 
 Scope = Literal["touched", "all"]
-SHOWN = 20
+SHOWN = (PASSED, SKIPPED, FAILED, ERROR, TIMEOUT)
+LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -84,21 +83,20 @@ class UpstreamReport:
 
     def show(self) -> None:
         """Print a table of the files, then what differs from stock."""
-        table = Table("file", title=f"upstream's tests on {self.site}")
-        statuses = (PASSED, SKIPPED, FAILED, ERROR, TIMEOUT)
-        for heading in (*statuses, "regressions", "s"):
-            table.add_column(heading, justify="right")
+        say(f"upstream's tests on {self.site}")
+        width = max(len(report.result.file) for report in self.files)
+        say(f"{'file':<{width}}" + "".join(f"{heading:>9}" for heading in (*SHOWN, "worse", "s")))
         for report in self.files:
-            counts = [str(report.result.counts.get(status, "")) for status in statuses]
+            counts = [str(report.result.counts.get(status, "")) for status in SHOWN]
             seconds = "kept" if report.stored else f"{report.result.seconds:.0f}"
-            table.add_row(report.result.file, *counts, str(len(report.regressions)), seconds)
-        console.print(table)
+            cells = (*counts, str(len(report.regressions) or ""), seconds)
+            say(f"{report.result.file:<{width}}" + "".join(f"{cell:>9}" for cell in cells))
         for report in self.files:
             for test, why in report.retried.items():
                 say(f"flaky: {test}: {why}")
             for test, how in report.changes.items():
                 say(f"changed: {test}: {how}")
-        for regression in self.regressions[:SHOWN]:
+        for regression in self.regressions[:LISTED]:
             say(f"REGRESSION: {regression.id}: {regression.expected} → {regression.seen}")
         say(f"{len(self.regressions)} regressions in {len(self.files)} files; report: {self.path}")
 

@@ -89,11 +89,15 @@ class Checkout:
     def write(self, file: str, text: str) -> None:
         (self.sources / file).write_text(textwrap.dedent(text))
 
-    def configure(self, outcomes: Mapping[str, Mapping[str, str]], server: str = "") -> None:
+    def configure(
+        self, outcomes: Mapping[str, Mapping[str, str]], flaky: Mapping[str, str] | None = None
+    ) -> None:
         """Write touched.toml and a baseline that knows `outcomes`, file → id → status."""
         lines = [
             f"cpu = {json.dumps(sorted(outcomes))}",
-            f"server = {json.dumps([server] if server else [])}",
+            "server = []",
+            "[flaky]",
+            *(f"{json.dumps(test)} = {json.dumps(why)}" for test, why in (flaky or {}).items()),
             "[[group]]",
             'sources = ["csrc/*"]',
             f"tests = {json.dumps([min(outcomes)])}",
@@ -465,18 +469,21 @@ def test_a_baseline_is_recorded_with_its_flaky_tests(checkout: Checkout, tmp_pat
         def test_bad(): assert 1 == 2
         """,
     )
-    checkout.configure({ONE: {}, TWO: {}})
+    steady = f"{ONE}::test_one"
+    checkout.configure({ONE: {}, TWO: {}}, flaky={steady: "slow timer"})
 
     path = record_baseline(checkout.layout, site=checkout.site, limits=LIMITS)
 
     baseline = read_baseline(path)
     assert baseline.files == {
-        ONE: {ONE: "passed", f"{ONE}::test_one": "passed"},
+        ONE: {ONE: "passed", steady: "flaky"},
         TWO: {TWO: "passed", f"{TWO}::test_bad": "failed", f"{TWO}::test_second_time": "flaky"},
     }
-    [(test, why)] = baseline.flaky.items()
-    assert test == f"{TWO}::test_second_time"
-    assert why == "failed, passed, failed: AssertionError: assert 1 == 2"
+    test = f"{TWO}::test_second_time"
+    assert baseline.flaky == {
+        test: "failed, passed, failed: AssertionError: assert 1 == 2",
+        steady: "slow timer",
+    }
     # It fails again and again, so the run on the site says so, although stock is not steady.
     assert [one.id for one in checkout.run().regressions] == [test]
     assert counter.read_text() == "xxx" + "x" + "xxx"
@@ -519,6 +526,11 @@ def test_compare_calls_a_regression_what_passed_and_does_not() -> None:
 def test_compare_refuses_a_file_it_does_not_know() -> None:
     with pytest.raises(ConfigurationError, match="expected an entry in the baseline"):
         compare(Baseline("0.5.5", {}, {}), _result())
+
+
+def test_a_flaky_test_that_upstream_does_not_have_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="test_gone: expected this flaky test"):
+        merge_runs("0.5.5", [_result(a="passed")], {f"{ONE}::test_gone": "slow timer"})
 
 
 def test_a_baseline_is_one_line_a_test_and_reads_back(tmp_path: Path) -> None:
