@@ -24,8 +24,9 @@ class Surroundings:
     Attributes:
         main: the Valkey that the user named, else a private one. Never flushed or reconfigured.
         prefix: starts every key that a case writes there.
-        private: servers by purpose, `Case.needs` names one: "plain" (nobody else is on it),
-            "small" (3 MB, no eviction), "evicting" (48 MB, LRU), "locked" (wants a password).
+        private: servers by purpose, `Case.needs` names one: "plain" (nobody else is on it, its
+            connections may be dropped), "small" (3 MB, no eviction), "evicting" (48 MB, LRU),
+            "locked" (wants a password).
         patience: seconds without a completion after which a command counts as hung.
     """
 

@@ -45,6 +45,7 @@ class Group:
         self._on_result = on_result
         self._stop = stop
         self._child: LineProcess | None = None
+        self._why_void = ""
         self.about: Mapping[str, str] = {}
 
     def run(self, cases: Sequence[Case], why_no_private: str) -> list[CaseResult]:
@@ -66,12 +67,10 @@ class Group:
         return results
 
     def _run(self, case: Case) -> CaseResult:
+        if self._child is None and not self._why_void:
+            self._child = self._begin()
         if self._child is None:
-            child = LineProcess(CHILD, _environment(), self._log)
-            if problem := self._introduce(child):
-                child.end()
-                return self._result(case, "void", problem, 0.0)
-            self._child = child
+            return self._result(case, "void", self._why_void, 0.0)
         began = time.monotonic()
         self._child.send(case.name)
         deadline = case.deadline(self._around.patience)
@@ -89,16 +88,20 @@ class Group:
         )
         return self._result(case, "red", f"{what}; stacks in {self._log}", ms)
 
-    def _introduce(self, child: LineProcess) -> str:
-        """Tell the child what it is to do; return "" or why it cannot."""
+    def _begin(self) -> LineProcess | None:
+        """Start a child; None, and a reason for all cases left, if it cannot run any."""
+        child = LineProcess(CHILD, _environment(), self._log)
         child.send({"group": self._name, "surroundings": asdict(self._around)})
         hello = child.receive(_IMPORT_SECONDS)
+        if hello is not None and "missing" not in hello:
+            self.about = hello
+            return child
+        child.end()
         if hello is None:
-            return f"the process that imports LMCache ended or hangs; see {self._log}"
-        if "missing" in hello:
-            return f"cannot import LMCache's RESP client: {hello['missing']}"
-        self.about = hello
-        return ""
+            self._why_void = f"the process that imports LMCache ended or hangs; see {self._log}"
+        else:
+            self._why_void = f"cannot import LMCache's RESP client: {hello['missing']}"
+        return None
 
     def _result(self, case: Case, verdict: Verdict, seen: str, ms: float) -> CaseResult:
         return CaseResult(SUITE, case.name, case.expected, seen, verdict, round(ms, 3))

@@ -25,7 +25,10 @@ from headrace.suites.valkey_server import ValkeyServer
 # Most cases wait, they do not compute; two importing processes at a time are what two cores bear.
 _GROUPS_AT_ONCE = 2
 
+# What is used where the user named no server, and the servers of `Surroundings.private`.
+_MAIN = "main"
 _PRIVATE: Mapping[str, tuple[str, ...]] = {
+    _MAIN: (),
     "plain": (),
     "small": ("--maxmemory", "3mb", "--maxmemory-policy", "noeviction"),
     "evicting": ("--maxmemory", "48mb", "--maxmemory-policy", "allkeys-lru"),
@@ -73,7 +76,7 @@ def run_suite(options: Options, on_result: Callable[[CaseResult], None]) -> list
     prefix = f"headrace-{SUITE}-{secrets.token_hex(6)}:"
     with ExitStack() as stack:
         private, why_not = _start_private(stack)
-        main = options.valkey or private.get("plain")
+        main = options.valkey or private.get(_MAIN)
         if main is None:
             raise MachineError(f"{why_not}; or name a server with --valkey HOST:PORT")
         around = Surroundings(main, prefix, private, options.patience)
@@ -125,10 +128,10 @@ def _run_groups(
     stop = threading.Event()
     runs = {name: Group(name, around, folder / f"{name}.log", report, stop) for name in chosen}
     with ThreadPoolExecutor(_GROUPS_AT_ONCE) as pool:
-        futures = [
-            pool.submit(runs[name].run, cases, why_no_private) for name, cases in chosen.items()
-        ]
         try:
+            futures = [
+                pool.submit(runs[name].run, cases, why_no_private) for name, cases in chosen.items()
+            ]
             results = [result for future in futures for result in future.result()]
         except BaseException:
             # The pool waits for its threads: without this an interrupt would run all that is left.
