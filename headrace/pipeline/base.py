@@ -12,13 +12,12 @@ from pathlib import Path
 
 from headrace.console import call, working
 from headrace.errors import ImageError
-from headrace.pipeline import oci
+from headrace.pipeline import oci, oci_write
 from headrace.pipeline.debian import debs_folder
 from headrace.pipeline.debian_lock import Deb, DebianLock, lock_path, read_lock
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, hash_text
 from headrace.pipeline.mirrors import ARCHITECTURE
-from headrace.pipeline.oci_write import write_layout
 
 # Makes /bin and /lib links into /usr before the first package is unpacked, as usr-is-merged asks.
 MERGED_USR = "/usr/share/mmdebstrap/hooks/merged-usr"
@@ -45,7 +44,7 @@ def build_base(layout: Layout) -> oci.Image:
     inputs = {
         "lock": hash_text(repr((lock.suite, lock.epoch, lock.of("base")))),
         "tidy": hash_file(tidy),
-        "recipe": hash_file(Path(__file__)),
+        "recipe": hash_file(Path(__file__)) + hash_file(Path(oci_write.__file__)),
     }
     Manifest(layout).run("debian base", inputs, [folder], lambda: _build(layout, lock, tidy))
     return oci.read_layout(folder)
@@ -102,7 +101,9 @@ def _build(layout: Layout, lock: DebianLock, tidy: Path) -> None:
                 log=layout.logs / "debian-base.log", advice=ADVICE,
             )  # fmt: skip
         require_locked(status.read_text(), debs)
-        write_layout(base_folder(layout), rootfs, epoch=lock.epoch, architecture=ARCHITECTURE)
+        oci_write.write_layout(
+            base_folder(layout), rootfs, epoch=lock.epoch, architecture=ARCHITECTURE
+        )
     finally:
         rootfs.unlink(missing_ok=True)
         status.unlink(missing_ok=True)

@@ -54,10 +54,10 @@ def write_layout(
         (partial / "blobs" / "sha256").mkdir(parents=True)
         layer, diff_id = _write_layer(partial, rootfs)
         created = datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        # The time is in the history alone: an image on top would keep its base's `created`.
         config = {
             "architecture": architecture,
             "os": "linux",
-            "created": created,
             "config": {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
             | ({"Labels": dict(labels)} if labels else {}),
             "rootfs": {"type": "layers", "diff_ids": [diff_id]},

@@ -133,6 +133,7 @@ def test_the_image_says_what_it_is(built: ImageResult, checkout: Layout) -> None
         "org.headrace.series.sha256": "abc",
         "org.headrace.flavor": "cpu",
     }
+    assert found.config["created"] == revision.created
     settings = found.config["config"]
     assert settings["User"] == "10001:10001"
     assert settings["Entrypoint"] == ["vllm", "serve"]
