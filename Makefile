@@ -10,7 +10,7 @@ RUN := .venv/bin/python build.py
 help:       ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 machine:    ## install what a bare Debian machine lacks (as root); says what before it does
-	@ci/install-debian.sh
+	@ci/install-debian.sh --make
 venv: machine ## make .venv with all that a checkout needs
 	@PYTHON=$(PYTHON) ci/venv.sh
 build: venv ## sources, patches, wheels, image, proof: all up to a verified image
@@ -39,8 +39,8 @@ reproduce: venv ## build wheels and image twice and compare every byte
 	@$(RUN) reproduce --flavor $(FLAVOR)
 upstream: venv ## all of upstream's own tests on the patched tree, against the stock baseline
 	@$(RUN) upstream --scope all
-fuzz: venv  ## fuzz the reply parser: make fuzz SECONDS=600
-	@ci/fuzz.sh
+fuzz: venv  ## fuzz the reply reader for an hour, or: make fuzz FOR=600
+	@ci/fuzz.sh $(FOR)
 bench: venv ## stock and patched RESP client side by side
 	@ci/bench.sh
 lint: venv  ## ruff, mypy and hadolint

@@ -3,6 +3,8 @@
 #
 #   ci/install-debian.sh          says what it installs, then installs it
 #   ci/install-debian.sh --check  only says what is missing; exits with 1 if anything is
+#   ci/install-debian.sh --make   goes on where it can install nothing (another system, no root):
+#                                 the stage that lacks a tool names it
 #
 # docker-buildx is not in Debian 12. Where no working docker with buildx is found, those three
 # packages come from Debian 13, pinned so that nothing else of it does; they need no newer library.
@@ -14,8 +16,10 @@ llvm-14 iptables mmdebstrap skopeo docker-registry ca-certificates"
 pinned="docker.io docker-cli docker-buildx"
 
 say() { echo "install-debian: $*"; }
+mode=${1:-}
 refuse() {
     say "$*" >&2
+    [ "$mode" != --make ] || exit 0
     exit 1
 }
 installed() { dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
@@ -57,7 +61,7 @@ if ! docker_works; then
     missing="$missing $pinned"
 fi
 if [ -z "$missing" ]; then
-    say "nothing is missing"
+    [ "$mode" = --make ] || say "nothing is missing"
     exit 0
 fi
 say "this host lacks, and this script installs:$missing"
@@ -66,7 +70,7 @@ if [ -n "$from_newer" ]; then
     say "for that it writes $etc/apt/sources.list.d/headrace-$newer.list and $etc/apt/preferences.d/headrace-$newer"
     [ -e "$etc/docker/daemon.json" ] || say "and $etc/docker/daemon.json, for an image store that exports OCI images"
 fi
-[ "${1:-}" != --check ] || exit 1
+[ "$mode" != --check ] || exit 1
 [ "$(id -u)" = 0 ] || refuse "expected root, found $(id -un); run it with sudo"
 
 if [ -n "$from_newer" ]; then
