@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from headrace.console import say
-from headrace.errors import SeriesError, VerificationError
+from headrace.errors import SeriesError
 from headrace.pipeline import debian, lockfiles, sources
 from headrace.pipeline import image as images
 from headrace.pipeline import upstream as suites
@@ -21,7 +21,7 @@ from headrace.pipeline.pins import require_flavor
 from headrace.pipeline.publish import publish as push
 from headrace.pipeline.report import load_report, refuse_unless_publishable, report_path
 from headrace.pipeline.reproduce import reproduce as build_twice
-from headrace.pipeline.verify import first_fault, prove
+from headrace.pipeline.verify import prove, require_green
 
 
 def fetch(
@@ -70,10 +70,8 @@ def verify(
     with build_lock(layout):
         report = prove(layout, image)
     emit(report, as_json)
-    path = report_path(layout, report.image)
-    if report.verdict != "green":
-        raise VerificationError(f"{first_fault(report)}; report: {path}")
-    say(f"{report.image}: green; report: {path}")
+    require_green(layout, report)
+    say(f"{report.image}: green; report: {report_path(layout, report.image)}")
 
 
 def publish(
@@ -102,11 +100,8 @@ def build(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = Fa
         path = report_path(layout, built.digest)
         # The digest covers every byte that the proof looked at, so a green report stays true.
         if not path.is_file() or load_report(path).verdict != "green":
-            report = prove(layout, flavor)
-            if report.verdict != "green":
-                raise VerificationError(f"{first_fault(report)}; report: {path}")
-        report = load_report(path)
-        refuse_unless_publishable(report, built.digest)
+            require_green(layout, prove(layout, flavor))
+        refuse_unless_publishable(load_report(path), built.digest)
     say(f"headrace {built.version} ({flavor}): {built.digest}, proved; report: {path}")
     emit(built, as_json)
 
@@ -149,6 +144,7 @@ def upstream(
     record: Annotated[
         bool, typer.Option("--record", help="Write the stock baseline instead (an hour).")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Run upstream's own tests on the patched LMCache and compare with the stock baseline."""
     layout = Layout.find()
@@ -160,8 +156,8 @@ def upstream(
         wheels = _wheels(layout, "cpu")
         site = wheel_stage.site(layout, "patched", wheels[0])
         report = suites.run_upstream(layout, scope=scope, site=site)
-    if report.regressions:
-        raise VerificationError(f"{len(report.regressions)} upstream test(s) got worse, see above")
+    emit(report.as_json(), as_json)
+    report.require_green()
 
 
 def _fetch(layout: Layout, flavor: str | None) -> list[Path]:
@@ -181,4 +177,4 @@ def _wheels(layout: Layout, flavor: str) -> list[Path]:
     return built
 
 
-COMMANDS = (fetch, wheels, image, verify, publish, build, lock, reproduce, upstream)
+COMMANDS = (build, fetch, wheels, image, verify, publish, lock, reproduce, upstream)

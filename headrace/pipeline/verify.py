@@ -51,11 +51,16 @@ def verify(layout: Layout, target: str) -> Report:
         MachineError: there is no daemon.
     """
     report = prove(layout, target)
+    require_green(layout, report)
+    return report
+
+
+def require_green(layout: Layout, report: Report) -> None:
+    """Raise VerificationError unless `report` is green; the message names the first fault."""
     if report.verdict != "green":
         raise VerificationError(
             f"{first_fault(report)}; report: {report_path(layout, report.image)}"
         )
-    return report
 
 
 def prove(layout: Layout, target: str) -> Report:
