@@ -93,7 +93,10 @@ EOF
     fi
 fi
 export DEBIAN_FRONTEND=noninteractive
-apt-get update --quiet=2
+# Another build on this machine may be installing the same things.
+apt="apt-get -o DPkg::Lock::Timeout=600 --quiet=2"
+# shellcheck disable=SC2086 # a command and its options
+$apt update
 # shellcheck disable=SC2086 # a list of package names
-apt-get install --yes --quiet=2 --no-install-recommends $missing
+$apt install --yes --no-install-recommends $missing
 say "done"

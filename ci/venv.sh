@@ -4,6 +4,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Two builds of one checkout take turns; the second finds the environment made.
+mkdir -p build/log
+exec 9>build/.venv-lock
+flock 9
+
 wanted="$(cat locks/dev.txt ci/venv.sh pyproject.toml | sha256sum | cut -d' ' -f1)"
 if [ "$(cat .venv/headrace-lock 2>/dev/null || true)" = "$wanted" ]; then
     exit 0
@@ -21,7 +26,6 @@ if [ "$found" != 3.11 ]; then
 fi
 
 log=build/log/venv.log
-mkdir -p build/log
 echo "making .venv from locks/dev.txt (log: $log)"
 failed() {
     tail -n 5 "$log" >&2
