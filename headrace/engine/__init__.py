@@ -1,0 +1,1 @@
+"""What vLLM loads from headrace: parts of an engine that LMCache does not have."""
