@@ -90,7 +90,12 @@ def content(memory_obj: Any) -> bytes | None:
 
 @contextlib.contextmanager
 def engine(
-    address: str, *, chunk_bytes: int = 4096, pool_chunks: int = 16, **extra: Any
+    address: str,
+    *,
+    scheme: str = "resp",
+    chunk_bytes: int = 4096,
+    pool_chunks: int = 16,
+    **extra: Any,
 ) -> Iterator[Engine]:
     """Build the path to `address` ("host:port"), with a pool of `pool_chunks` chunks."""
     pool_bytes = pool_chunks * -(-chunk_bytes // PAGE) * PAGE
@@ -98,7 +103,7 @@ def engine(
         chunk_size=TOKENS,
         local_cpu=False,
         max_local_cpu_size=pool_bytes / 2**30,
-        remote_url=f"resp://{address}",
+        remote_url=f"{scheme}://{address}",
         remote_serde="naive",
         save_unfull_chunk=False,
         blocking_timeout_secs=BLOCKING_SECONDS,
@@ -129,7 +134,8 @@ def engine(
             yield built
         finally:
             # Not backend.close(): on the pinned release it blocks its own loop.
-            storage.loop.call_soon_threadsafe(connector.client.close)
+            if scheme == "resp":
+                storage.loop.call_soon_threadsafe(connector.client.close)
 
 
 @contextlib.contextmanager
