@@ -12,6 +12,7 @@ import typer
 
 from headrace import __version__
 from headrace.console import say
+from headrace.engine.serve import app as serve
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.suites.missing_key.case import Endpoint
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Stock and patched, measured in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(serve, name="serve")
 
 
 def main() -> None:
@@ -33,7 +35,8 @@ def main() -> None:
     try:
         app()
     except HeadraceError as error:
-        say(f"headrace: {error}")
+        for line in str(error).splitlines():
+            say(f"headrace: {line}")
         raise SystemExit(error.exit_code) from error
 
 

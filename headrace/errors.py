@@ -87,3 +87,33 @@ class EndpointError(HeadraceError):
     """A server that the user named does not answer, or refuses."""
 
     exit_code = 13
+
+
+class SettingsError(HeadraceError):
+    """Engine settings cannot work, alone or together; one line for each."""
+
+    exit_code = 14
+
+
+class ModelNameError(HeadraceError):
+    """The endpoint serves no model of that name."""
+
+    exit_code = 15
+
+
+class PromptTooLongError(HeadraceError):
+    """A prompt is longer than what the endpoint's model takes."""
+
+    exit_code = 16
+
+
+class NoCachedTokensError(HeadraceError):
+    """The endpoint does not report how many tokens came from a cache."""
+
+    exit_code = 17
+
+
+class ShardError(HeadraceError):
+    """A Valkey that holds a part of the cache cannot be reached or read."""
+
+    exit_code = 18

@@ -1,0 +1,145 @@
+"""LMCache's settings for a prefill pod, and the environment variables that carry them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.engine.settings import Prefill
+from headrace.errors import SettingsError
+
+PREFIX = "LMCACHE_"
+NESTED = "extra_config"
+
+# Variables that LMCache reads beside its settings; they say nothing about how it caches.
+_OTHER_VARIABLES = frozenset(
+    {"LOG_LEVEL", "TRACK_USAGE", "RESP_USERNAME", "RESP_PASSWORD", "RESP_HOST", "RESP_PORT"}
+)
+
+
+def lmcache_settings(pod: Prefill, inherited: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return every setting that the engine would have, with nested ones under "extra_config".
+
+    Args:
+        pod: whose `extra` settings win over the others.
+        inherited: the environment that the engine would inherit; its LMCache variables that we
+            do not set count as well, as plain text.
+
+    Raises:
+        SettingsError: a nested setting is given beside a whole "extra_config".
+    """
+    settings: dict[str, Any] = {
+        "chunk_size": pod.chunk_size,
+        "pre_caching_hash_algorithm": pod.hash_algorithm,
+        "local_cpu": True,
+        "max_local_cpu_size": pod.l1_gib,
+        "save_unfull_chunk": False,
+        "use_layerwise": False,
+        "enable_blending": False,
+        "use_gpu_connector_v3": pod.gpu_connector_v3,
+        "enable_async_loading": pod.async_loading,
+        "blocking_timeout_secs": pod.blocking_timeout_s,
+        "lookup_timeout_ms": pod.lookup_timeout_ms,
+    }
+    if pod.remote_url:
+        settings |= {"remote_url": pod.remote_url, "remote_serde": "naive"}
+    nested: dict[str, Any] = {
+        "pcp_shard_store": pod.sharded,
+        "resp_num_threads": pod.resp_threads,
+        "save_chunk_meta": False,
+        "lookup_backoff_time": pod.lookup_backoff_s,
+    }
+    for variable, text in (inherited or {}).items():
+        name = variable.removeprefix(PREFIX).lower()
+        if is_setting(variable) and name not in settings and name != NESTED:
+            settings[name] = text
+    for name, value in pod.extra.items():
+        if name == NESTED:
+            raise SettingsError(
+                f"--set {NESTED}: expected its settings one by one, found all of it; "
+                f"write --set {NESTED}.NAME=VALUE"
+            )
+        outer, dot, inner = name.partition(".")
+        if dot and outer == NESTED:
+            nested[inner] = value
+        else:
+            settings[name] = value
+    return settings | {NESTED: nested}
+
+
+def is_setting(variable: str) -> bool:
+    """Return whether LMCache would read `variable` as one of its settings."""
+    return variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in _OTHER_VARIABLES
+
+
+def lmcache_environment(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings as environment variables."""
+    return {PREFIX + name.upper(): _text(value) for name, value in settings.items()}
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Return KEY=VALUE texts as settings; a value that is JSON is taken as JSON.
+
+    Raises:
+        SettingsError: a text has no "=", or a key comes twice.
+    """
+    parsed: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key):
+            raise SettingsError(
+                f"--set {text!r}: expected KEY=VALUE; for example --set cache_policy=LFU"
+            )
+        if key in parsed:
+            raise SettingsError(f"--set {key}: expected one value, found two; leave one out")
+        try:
+            parsed[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[key] = {"True": True, "False": False}.get(value, value)
+    return parsed
+
+
+def installed_lmcache() -> Path | None:
+    """Return the folder of the installed `lmcache` package, without importing it."""
+    try:
+        found = importlib.util.find_spec("lmcache")
+    except ValueError:
+        return None
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def known_settings(lmcache: Path) -> frozenset[str] | None:
+    """Return the names of LMCache's settings, old names included; None if they are not found.
+
+    They are read from the source: importing it costs seconds and loads torch.
+    """
+    try:
+        tree = ast.parse((lmcache / "v1" / "config.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return None
+    names: set[str] = set()
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if not isinstance(target, ast.Name) or not isinstance(
+            getattr(node, "value", None), ast.Dict
+        ):
+            continue
+        if target.id in ("_CONFIG_DEFINITIONS", "_CONFIG_ALIASES"):
+            table = node.value  # type: ignore[attr-defined]
+            keys = (key.value for key in table.keys if isinstance(key, ast.Constant))
+            names |= {key for key in keys if isinstance(key, str)}
+    return frozenset(names) or None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool):
+        return str(value)
+    return json.dumps(value)
