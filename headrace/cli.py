@@ -15,6 +15,7 @@ from headrace.console import say
 from headrace.engine.serve import app as serve
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.suites.missing_key.case import Endpoint
+from headrace.suites.needle.command import needle
 
 app = typer.Typer(
     help="Suites that prove a serving image, and benches that compare two builds.",
@@ -26,6 +27,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Stock and patched, measured in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(serve, name="serve")
+app.command("needle")(needle)
 
 
 def main() -> None:

@@ -1,0 +1,165 @@
+"""`headrace needle`: the command's options, and what it prints."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from headrace.errors import ConfigurationError
+from headrace.suites.needle.options import FAULTS, POST_LENGTHS, SUITE, DialectName, Options
+
+_DIALECTS = ("plain", "needle-model")
+
+
+def needle(
+    endpoint: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server.")],
+    model: Annotated[str, typer.Option(help="Its model. Default: the only one.")] = "",
+    valkey: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The servers that hold L2, in the order of the ranks; {rank} stands for each. "
+            "LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD log in.",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks that share a prompt's chunks.")] = 8,
+    chunk_size: Annotated[int, typer.Option(min=16, help="Tokens of a chunk.")] = 256,
+    lengths: Annotated[
+        str, typer.Option(help="Tokens of the prompts, separated by commas.")
+    ] = ",".join(map(str, POST_LENGTHS)),
+    depths: Annotated[
+        str, typer.Option(help="Percent, for every length. Default: one by chance for each.")
+    ] = "",
+    seams: Annotated[
+        bool, typer.Option("--seams/--no-seams", help="Also every border and every rank.")
+    ] = True,
+    seed: Annotated[
+        int | None, typer.Option(help="Of texts and codes. Default: a new one.")
+    ] = None,
+    haystack: Annotated[
+        Path | None, typer.Option(help="Text between the needles. Default: made text.")
+    ] = None,
+    dialect: Annotated[
+        str, typer.Option(help="How prompts are worded: plain, or needle-model.")
+    ] = "plain",
+    distractors: Annotated[
+        int, typer.Option(min=0, help="Other codes in each prompt, as far as they fit.")
+    ] = 8,
+    restart: Annotated[
+        str,
+        typer.Option(
+            help="How to restart the engine: a shell command, kubectl:[NAMESPACE/]DEPLOYMENT, "
+            "or ask."
+        ),
+    ] = "ask",
+    engine_log: Annotated[
+        list[Path] | None, typer.Option(help="The engine's log file; repeatable.")
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Also run a fault arm: {', '.join(FAULTS)}. It disturbs a server."),
+    ] = None,
+    stop_shard: Annotated[
+        str, typer.Option(help="Shell command that stops the server of {rank}.")
+    ] = "",
+    start_shard: Annotated[str, typer.Option(help="Shell command that starts it again.")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Ask only matching prompts.")
+    ] = None,
+    list_prompts: Annotated[
+        bool, typer.Option("--list", help="Print the names of the prompts and stop.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html, cells.jsonl, results.jsonl, junit.xml.")
+    ] = Path("headrace-report/needle"),
+    image: Annotated[str, typer.Option(help="The image's digest, for the report.")] = "",
+    patience: Annotated[float, typer.Option(min=1, help="Seconds for one answer.")] = 600.0,
+    settle: Annotated[
+        float, typer.Option(min=0, help="Seconds that stores may take to reach the servers.")
+    ] = 60.0,
+    tag: Annotated[str, typer.Option(help="Marks this run's keys, to ask a seed again.")] = "",
+) -> None:
+    """Prove that cached answers are right: codes in long prompts, cold, from L1, L2, cold again.
+
+    Ends with 0 if every cell is green, 11 if one is red, 12 if one is void. With 13 if the
+    endpoint does not answer, 15 if it has no such model, 16 if a prompt is too long for it,
+    17 if it does not report cached tokens, 18 if a server of --valkey cannot be reached, 2 for
+    a bad option.
+    """
+    options = Options(
+        endpoint=endpoint,
+        model=model,
+        valkey=tuple(valkey or ()),
+        ranks=ranks,
+        chunk=chunk_size,
+        lengths=_numbers("--lengths", lengths, 1, 10_000_000),
+        depths=_numbers("--depths", depths, 0, 100),
+        seams=seams,
+        seed=secrets.randbelow(10**9) if seed is None else seed,
+        haystack=haystack,
+        dialect=cast("DialectName", _one_of("--dialect", dialect, _DIALECTS)),
+        distractors=distractors,
+        restart=restart,
+        logs=tuple(engine_log or ()),
+        faults=tuple(_one_of("--fault", each, FAULTS) for each in fault or ()),
+        stop_shard=stop_shard,
+        start_shard=start_shard,
+        only=tuple(only or ()),
+        out=out,
+        image=image,
+        patience=patience,
+        settle=settle,
+        tag=_tag(tag),
+    )
+    if list_prompts:
+        from headrace.suites.needle.plan import chosen, plan
+
+        for wanted in chosen(plan(options), options.only):
+            typer.echo(wanted.name)
+        return
+    run(options)
+
+
+def run(options: Options) -> None:
+    """Run the suite, show it, write the report, and turn the verdict into the exit status."""
+    from rich.console import Console
+
+    from headrace.suites.needle.page import headline
+    from headrace.suites.needle.report import PAGE, write_report
+    from headrace.suites.needle.run import run_suite
+    from headrace.suites.results import raise_unless_green
+    from headrace.suites.show import Reporter
+
+    with Reporter(SUITE, Console()) as reporter:
+        outcome = run_suite(options, reporter.case)
+        reporter.finish(outcome.results)
+    write_report(outcome)
+    typer.echo(f"{headline(outcome)}; seed {options.seed}; see {options.out / PAGE}")
+    raise_unless_green(SUITE, outcome.results, options.out)
+
+
+def _numbers(option: str, text: str, low: int, high: int) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    good = all(word.isascii() and word.isdigit() and low <= int(word) <= high for word in words)
+    if not good:
+        raise ConfigurationError(
+            f"{option} {text!r}: expected numbers from {low} to {high}, separated by commas"
+        )
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def _one_of(option: str, word: str, words: tuple[str, ...]) -> str:
+    if word not in words:
+        raise ConfigurationError(f"{option} {word!r}: expected one of {', '.join(words)}")
+    return word
+
+
+def _tag(text: str) -> str:
+    # LMCache puts it into keys, whose parts it separates by @ and %.
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", text):
+        raise ConfigurationError(f"--tag {text!r}: expected at most 64 of A-Z a-z 0-9 . _ -")
+    return text

@@ -1,0 +1,102 @@
+"""What the user chose, and the command that runs one prompt of it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+SUITE = "needle"
+
+# Six prompts from 12.8k to 166.7k tokens, as in the post; the first and the last have 12,800 and
+# 166,656 tokens in whole chunks.
+POST_LENGTHS = (12_850, 24_700, 49_300, 81_900, 122_800, 166_700)
+
+FAULTS = ("delete-keys", "silent-shard", "stop-shard", "evict")
+DialectName = Literal["plain", "needle-model"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The suite's input.
+
+    Attributes:
+        endpoint: address of an OpenAI-compatible server, without /v1.
+        model: as the endpoint names it; "" for the only one that it serves.
+        valkey: addresses of the servers that hold L2, in the order of the ranks, or one that
+            all ranks share; HOST:PORT, where {rank} stands for each rank.
+        ranks: W, the ranks that share a prompt's chunks.
+        chunk: tokens of a chunk.
+        lengths: tokens of each prompt, the question's included.
+        depths: percent at which the needle lies, for every length; () for one by chance each.
+        seams: also prompts around every border, and a needle for every rank.
+        haystack: file with the text between the needles; None for text made from the seed.
+        restart: shell command that restarts the engine; "kubectl:NAME" for a rollout of that
+            deployment; "ask" to ask the user.
+        logs: the engine's log files.
+        faults: fault arms to run, of `FAULTS`.
+        stop_shard, start_shard: shell commands of the arm "stop-shard"; {rank} is replaced.
+        patience: seconds that one answer may take.
+        settle: seconds that stores may take to reach the servers.
+        tag: marks the keys of this run, so that an earlier run of the same seed is no hit.
+    """
+
+    endpoint: str
+    model: str = ""
+    valkey: tuple[str, ...] = ()
+    ranks: int = 8
+    chunk: int = 256
+    lengths: tuple[int, ...] = POST_LENGTHS
+    depths: tuple[int, ...] = ()
+    seams: bool = True
+    seed: int = 0
+    haystack: Path | None = None
+    dialect: DialectName = "plain"
+    distractors: int = 8
+    restart: str = "ask"
+    logs: tuple[Path, ...] = ()
+    faults: tuple[str, ...] = ()
+    stop_shard: str = ""
+    start_shard: str = ""
+    only: tuple[str, ...] = ()
+    out: Path = Path("headrace-report/needle")
+    image: str = ""
+    patience: float = 600.0
+    settle: float = 60.0
+    tag: str = ""
+
+    def servers(self) -> list[str]:
+        """Return the servers' addresses, one for each rank or one for all."""
+        return [
+            text.replace("{rank}", str(rank))
+            for text in self.valkey
+            for rank in (range(self.ranks) if "{rank}" in text else (0,))
+        ]
+
+    def again(self, only: str) -> str:
+        """Return the command that runs one prompt again.
+
+        It is tagged: what this run left in L2 would be a hit in a second cold run.
+        """
+        words: list[str] = ["headrace", SUITE, self.endpoint, "--seed", str(self.seed)]
+        words += ["--only", only, "--tag", f"{self.tag}again"]
+        words += ["--ranks", str(self.ranks), "--chunk-size", str(self.chunk)]
+        words += ["--lengths", _joined(self.lengths), "--restart", self.restart]
+        words += ["--distractors", str(self.distractors), "--dialect", self.dialect]
+        for name, values in (
+            ("--valkey", self.valkey), ("--engine-log", self.logs), ("--fault", self.faults),
+        ):  # fmt: skip
+            words += [word for value in values for word in (name, str(value))]
+        for name, text in (
+            ("--model", self.model), ("--depths", _joined(self.depths)),
+            ("--haystack", str(self.haystack or "")), ("--image", self.image),
+            ("--stop-shard", self.stop_shard), ("--start-shard", self.start_shard),
+        ):  # fmt: skip
+            words += [name, text] if text else []
+        return shlex.join(words if self.seams else [*words, "--no-seams"])
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

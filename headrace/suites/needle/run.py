@@ -1,0 +1,213 @@
+"""Runs the suite: plan, prompts, states, faults, logs, and the files that tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from headrace.console import say
+from headrace.errors import PromptTooLongError
+from headrace.suites.needle.cells import Cell
+from headrace.suites.needle.client import Endpoint
+from headrace.suites.needle.dialect import Dialect, dialect
+from headrace.suites.needle.distance import compare, distance
+from headrace.suites.needle.evidence import STATES
+from headrace.suites.needle.faults import check_faults, run_arm
+from headrace.suites.needle.haystack import words_of_file
+from headrace.suites.needle.logs import FAULTS, LogWatch
+from headrace.suites.needle.options import SUITE, Options
+from headrace.suites.needle.plan import Wanted, chosen, plan
+from headrace.suites.needle.prompt import Prompt, build, codes, register
+from headrace.suites.needle.restart import check, restart
+from headrace.suites.needle.score import scripts_of
+from headrace.suites.needle.shards import Shards
+from headrace.suites.needle.states import Asker
+from headrace.suites.results import CaseResult, Verdict
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """What one server got and gave: chunks stored cold, and GETs of the state L2.
+
+    Attributes:
+        who: the server, with the rank.
+        stored, expected: chunks.
+        gets, expected_gets: commands.
+    """
+
+    who: str
+    stored: int
+    expected: int
+    gets: int
+    expected_gets: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that the reports need."""
+
+    options: Options
+    model: str
+    cells: Sequence[Cell]
+    shards: Sequence[ShardRow]
+    whole: Sequence[CaseResult]
+
+    @property
+    def results(self) -> list[CaseResult]:
+        """The suite's cases: every cell, then what is judged over all of them."""
+        return [*(cell.result() for cell in self.cells), *self.whole]
+
+
+def run_suite(options: Options, on_result: Callable[[CaseResult], None]) -> Outcome:
+    """Run the chosen prompts through all states and return what was found.
+
+    `on_result` is called with each case as it ends.
+
+    Raises:
+        ConfigurationError: an option cannot be followed.
+        EndpointError, ModelNameError, NoCachedTokensError, PromptTooLongError, ShardError: the
+            endpoint or a server cannot be used as it is.
+    """
+    check(options.restart)
+    check_faults(options)
+    everything = plan(options)
+    wanted = chosen(everything, options.only)
+    logs = LogWatch(options.logs)
+    logs.begin()
+    with ExitStack() as stack:
+        shards = Shards(options.servers(), options.ranks)
+        stack.callback(shards.close)
+        endpoint = stack.enter_context(
+            Endpoint(options.endpoint, options.model, options.patience)
+        )  # fmt: skip
+        shards.counters()
+        endpoint.greet()
+        speech = _speech(options)
+        _check_lengths(wanted, endpoint, speech.answer_tokens)
+        prompts = _prompts(options, everything, wanted, endpoint, speech)
+        asker = Asker(
+            options, endpoint, shards, speech, register(prompts),
+            lambda cell: on_result(cell.result()),
+        )  # fmt: skip
+        rows = _states(asker, prompts, logs)
+    whole = [*_distances(asker.cells), *_log_cases(logs)]
+    for result in whole:
+        on_result(result)
+    return Outcome(options, endpoint.model, asker.cells, rows, whole)
+
+
+def _speech(options: Options) -> Dialect:
+    speech = dialect(options.dialect)
+    if options.haystack is None:
+        return speech
+    words = words_of_file(options.haystack, speech.digits)
+    scripts = scripts_of(options.haystack.read_text(encoding="utf-8")) | set(speech.scripts)
+    return replace(speech, words=words, scripts=tuple(sorted(scripts)))
+
+
+def _check_lengths(wanted: Sequence[Wanted], endpoint: Endpoint, answer: int) -> None:
+    """Raise PromptTooLongError if the model does not take a prompt and its answer."""
+    longest = max(wanted, key=lambda each: each.length)
+    if endpoint.limit is not None and longest.length + answer > endpoint.limit:
+        raise PromptTooLongError(
+            f"{longest.name}: expected at most {endpoint.limit - answer} tokens beside an answer "
+            f"of {answer} ({endpoint.url} takes {endpoint.limit}), found {longest.length}; "
+            "lower --lengths, or start the engine with a larger --max-model-len"
+        )
+
+
+def _prompts(
+    options: Options,
+    everything: Sequence[Wanted],
+    wanted: Sequence[Wanted],
+    endpoint: Endpoint,
+    speech: Dialect,
+) -> list[Prompt]:
+    each = options.distractors + 1
+    drawn = codes(options.seed, len(everything), each, speech.digits)
+    return [
+        build(
+            one, speech, endpoint.encode, drawn[one.number],
+            seed=options.seed, chunk=options.chunk, ranks=options.ranks,
+        )
+        for one in wanted
+    ]  # fmt: skip
+
+
+def _states(asker: Asker, prompts: Sequence[Prompt], logs: LogWatch) -> list[ShardRow]:
+    plain = [prompt for prompt in prompts if prompt.wanted.kind != "fault"]
+    before = asker.shards.counters()
+    for prompt in prompts:
+        asker.ask(prompt, "cold")
+    stored = asker.settle(before, prompts)
+    if plain:
+        asker.endpoint.forget_own_prefixes()
+    for prompt in plain:
+        asker.ask(prompt, "L1")
+    logs.read()
+    restart(asker.options.restart, asker.endpoint)
+    logs.skip()
+    for prompt in plain:
+        asker.ask(prompt, "L2")
+    for prompt in plain:
+        asker.ask(prompt, "control")
+    logs.read()
+    for prompt in prompts:
+        if prompt.wanted.kind == "fault":
+            run_arm(asker, prompt.name.removeprefix("fault-"), prompt)
+    # An arm makes an engine complain, rightly. It must not free anything twice.
+    logs.read(only=("double frees",))
+    seen = [cell.evidence for cell in asker.cells if cell.state == "L2" and cell.evidence]
+    expected = [asker.shards.expected(prompt) for prompt in prompts] if len(asker.shards) else []
+    plain_expected = [asker.shards.expected(prompt) for prompt in plain] if expected else []
+    return [
+        ShardRow(
+            f"{asker.shards.who(number)} ({address})",
+            stored[number].keys, sum(each[number] for each in expected),
+            sum(each.gets[number] for each in seen), sum(each[number] for each in plain_expected),
+        )
+        for number, address in enumerate(asker.shards.addresses)
+    ]  # fmt: skip
+
+
+def _distances(cells: Sequence[Cell]) -> list[CaseResult]:
+    """Judge, for each tier, whether its answers lie farther from cold ones than cold from cold."""
+    said = {(cell.prompt.name, cell.state): cell.answer for cell in cells if cell.evidence}
+    names = list(dict.fromkeys(cell.prompt.name for cell in cells))
+    results = []
+    for tier in ("L1", "L2"):
+        whole = [name for name in names if all((name, state) in said for state in STATES)]
+        if not whole:
+            continue
+        found = compare(
+            [
+                (distance(cold, said[name, tier]), distance(cold, said[name, "control"]))
+                for name in whole
+                for cold in [said[name, "cold"]]
+            ]
+        )
+        results.append(
+            CaseResult(
+                SUITE, f"distance/{tier}",
+                "answers no farther from cold ones than the two cold runs from each other",
+                f"{found.cached:.1%} of the characters differ, between the cold runs "
+                f"{found.cold:.1%}, over {len(whole)} prompts",
+                "red" if found.farther else "green", 0.0,
+            )
+        )  # fmt: skip
+    return results
+
+
+def _log_cases(logs: LogWatch) -> list[CaseResult]:
+    results = []
+    for fault in FAULTS:
+        lines = logs.found[fault]
+        verdict: Verdict = "red" if lines else "green"
+        seen = f"{len(lines)}: {lines[0]}" if lines else "none"
+        if not logs.paths:
+            verdict, seen = "void", "no log was named; add --engine-log FILE"
+        results.append(CaseResult(SUITE, f"log/{fault}", "none", seen, verdict, 0.0))
+    if any(logs.found.values()):
+        say(f"{SUITE}: the engine's log names faults; see the cases log/*")
+    return results

@@ -1,0 +1,120 @@
+"""Asks every prompt cold, from L1, from L2 after a restart, and cold again."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.errors import EndpointError
+from headrace.suites.needle.cells import Cell, judge
+from headrace.suites.needle.client import Answer, Endpoint
+from headrace.suites.needle.dialect import Dialect
+from headrace.suites.needle.evidence import Evidence, State, evidence_of
+from headrace.suites.needle.options import Options
+from headrace.suites.needle.prompt import Prompt
+from headrace.suites.needle.score import score
+from headrace.suites.needle.shards import Counters, Shards
+
+# An engine counts a request a moment after it has answered it.
+_COUNT_SECONDS = 2.0
+
+
+@dataclass
+class Asker:
+    """Asks one prompt at a time, so that all that the servers count meanwhile is its own.
+
+    Attributes:
+        known: whose each code of the run is.
+        cells: everything asked so far.
+        on_cell: called with each.
+    """
+
+    options: Options
+    endpoint: Endpoint
+    shards: Shards
+    dialect: Dialect
+    known: Mapping[str, str]
+    on_cell: Callable[[Cell], None]
+    cells: list[Cell] = field(default_factory=list)
+
+    def ask(self, prompt: Prompt, state: State) -> Cell:
+        """Ask `prompt` and judge the answer as one of `state`."""
+        salt = f"{self.options.tag}{secrets.token_hex(8)}" if state == "control" else ""
+        try:
+            answer, seen = self.send(prompt, salt or self.options.tag)
+        except EndpointError as failure:
+            cell = Cell(
+                prompt, state, "red", (f"no answer: {failure}",), (), "", "missing", None
+            )  # fmt: skip
+        else:
+            cell = judge(
+                prompt, state, answer.text,
+                score(answer.text, prompt, self.dialect, self.known), seen,
+                self.shards.expected(prompt) if len(self.shards) else (),
+                cold_was_right=state == "cold" or self.was_right(prompt, "cold"),
+            )  # fmt: skip
+        self.note(cell)
+        return cell
+
+    def send(
+        self, prompt: Prompt, salt: str = "", patience: float | None = None
+    ) -> tuple[Answer, Evidence]:
+        """Return the answer, with what endpoint and servers counted for it."""
+        gets, hits = self.shards.counters(), self.endpoint.hits()
+        answer = self.endpoint.complete(
+            prompt.tokens, self.dialect.answer_tokens, salt=salt, patience=patience
+        )
+        deadline = time.monotonic() + _COUNT_SECONDS
+        after = self.endpoint.hits()
+        while hits and after and time.monotonic() < deadline:
+            if after.own + after.connector - hits.own - hits.connector >= (answer.cached or 0):
+                break
+            time.sleep(0.05)
+            after = self.endpoint.hits()
+        counted = [
+            now.since(then).gets for now, then in zip(self.shards.counters(), gets, strict=True)
+        ]
+        return answer, evidence_of(answer, counted, hits, after)
+
+    def send_quietly(
+        self, prompt: Prompt, salt: str = "", patience: float | None = None
+    ) -> tuple[Answer, Evidence]:
+        """Return the answer without asking the servers: one of them may be away."""
+        answer = self.endpoint.complete(
+            prompt.tokens, self.dialect.answer_tokens, salt=salt, patience=patience
+        )
+        return answer, evidence_of(answer, (), None, None)
+
+    def note(self, cell: Cell) -> None:
+        """Take a cell into the results."""
+        self.cells.append(cell)
+        self.on_cell(cell)
+
+    def was_right(self, prompt: Prompt, state: State) -> bool:
+        """Return whether `prompt` was answered right in `state`."""
+        return any(
+            cell.prompt is prompt and cell.state == state and cell.found == "right"
+            for cell in self.cells
+        )
+
+    def settle(self, before: Sequence[Counters], prompts: Sequence[Prompt]) -> list[Counters]:
+        """Wait until the servers hold every whole chunk of `prompts`, or no longer get more.
+
+        Returns:
+            What each server got since `before`.
+        """
+        wanted = [
+            sum(self.shards.expected(prompt)[number] for prompt in prompts)
+            for number in range(len(self.shards))
+        ]
+        deadline = time.monotonic() + self.options.settle
+        while True:
+            got = [
+                now.since(then) for now, then in zip(self.shards.counters(), before, strict=True)
+            ]
+            whole = all(each.keys >= want for each, want in zip(got, wanted, strict=True))
+            if whole or time.monotonic() > deadline:
+                return got
+            time.sleep(0.1)

@@ -1,0 +1,214 @@
+"""A stand-in for an engine with LMCache: reads codes out of what its cache holds, chunk by chunk.
+
+The KV of a chunk is its words. What comes from a cache is believed, as by a real engine: a chunk
+that holds another's words gives another answer. L2 is real Valkey, one server for each rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+import valkey
+
+_PIECES = re.compile(r"\s+|\d|[^\W\d]+|[^\w\s]")
+_ASKED = re.compile(r"the code for ([a-z ]+?) is\s*$")
+
+
+@dataclass
+class Behaviour:
+    """What the engine does, and gets wrong."""
+
+    chunk: int = 256
+    limit: int = 100_000
+    model: str = "fake"
+    connector: bool = True
+    reports_cached: bool = True
+    has_metrics: bool = True
+    own_prefix_cache: bool = False
+    restart_empties: bool = True
+    salted: bool = True
+    # Which server each rank uses; the identity for None.
+    server_of: Callable[[int], int] | None = None
+    # Called between lookup and load of a prompt from L2.
+    between: Callable[[], None] | None = None
+    change: Callable[[str, str], str] = field(default=lambda answer, source: answer)
+
+
+class FakeEngine:
+    """The engine and its HTTP server on loopback. A context manager."""
+
+    def __init__(self, servers: Sequence[valkey.Valkey], behaviour: Behaviour) -> None:
+        self.servers = servers
+        self.does = behaviour
+        self.requests: list[dict[str, Any]] = []
+        self.restarts = 0
+        self._words: list[str] = []
+        self._ids: dict[str, int] = {}
+        self._l1: dict[str, list[int]] = {}
+        self._own: set[tuple[int, ...]] = set()
+        self._hits = {"": 0, "external_": 0}
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def encode(self, text: str) -> list[int]:
+        tokens = []
+        for piece in _PIECES.findall(text):
+            if piece not in self._ids:
+                self._ids[piece] = len(self._words)
+                self._words.append(piece)
+            tokens.append(self._ids[piece])
+        return tokens
+
+    def restart(self) -> None:
+        self.restarts += 1
+        if self.does.restart_empties:
+            self._l1.clear()
+            self._own.clear()
+
+    def complete(self, request: dict[str, Any]) -> dict[str, Any]:
+        tokens: list[int] = request["prompt"]
+        salt = request.get("cache_salt", "") if self.does.salted else ""
+        keys = chunk_keys(tokens, self.does.chunk, salt)
+        cached, source = self._load(keys) if self.does.connector else ([], "cold")
+        own = 0
+        if self.does.own_prefix_cache:
+            own = len(tokens) if (*tokens, salt) in self._own else 0
+            self._own.add((*tokens, salt))
+        hit = min(len(cached), len(tokens) - 1)
+        self._hits["external_"] += 0 if own else hit
+        self._hits[""] += own
+        believed = [*cached, *tokens[len(cached) :]]
+        if self.does.connector:
+            self._store(keys, believed)
+        answer = self.does.change(self._answer(believed, tokens), source)
+        usage: dict[str, Any] = {"prompt_tokens": len(tokens)}
+        if self.does.reports_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": max(own - 1, hit)}
+        return {"choices": [{"text": answer}], "usage": usage}
+
+    def metrics(self) -> str:
+        return "".join(
+            f'vllm:{kind}prefix_cache_hits_total{{engine="0"}} {number}.0\n'
+            for kind, number in self._hits.items()
+        )
+
+    def _server(self, index: int) -> valkey.Valkey:
+        rank = index % len(self.servers)
+        return self.servers[self.does.server_of(rank) if self.does.server_of else rank]
+
+    def _load(self, keys: Sequence[str]) -> tuple[list[int], str]:
+        found = 0
+        for index, key in enumerate(keys):
+            if key not in self._l1 and not self._exists(index, key):
+                break
+            found += 1
+        remote = [key for key in keys[:found] if key not in self._l1]
+        if remote and self.does.between:
+            self.does.between()
+        words: list[int] = []
+        for index, key in enumerate(keys[:found]):
+            if key not in self._l1:
+                value = self._get(index, key)
+                if value is None:
+                    break
+                self._l1[key] = json.loads(value)
+            words += self._l1[key]
+        return words, "L2" if remote else "L1" if found else "cold"
+
+    def _exists(self, index: int, key: str) -> bool:
+        try:
+            return bool(self._server(index).exists(key))
+        except valkey.ValkeyError:
+            return False
+
+    def _get(self, index: int, key: str) -> Any:
+        try:
+            return self._server(index).get(key)
+        except valkey.ValkeyError:
+            return None
+
+    def _store(self, keys: Sequence[str], tokens: Sequence[int]) -> None:
+        for index, key in enumerate(keys):
+            words = list(tokens[index * self.does.chunk : (index + 1) * self.does.chunk])
+            self._l1.setdefault(key, words)
+            if not self._exists(index, key):
+                try:
+                    self._server(index).set(key, json.dumps(words))
+                except valkey.ValkeyError:
+                    pass
+
+    def _answer(self, believed: Sequence[int], asked: Sequence[int]) -> str:
+        """Go on as what stands after the same words before."""
+        question = "".join(self._words[token] for token in asked[-60:])
+        key = _ASKED.search(question)
+        text = "".join(self._words[token] for token in believed)
+        found = key and re.search(rf"the code for {key[1]} is ([\d ]+?) ?\.", text)
+        return f" {found[1]}." if found else " not in the notes."
+
+
+def chunk_keys(tokens: Sequence[int], chunk: int, salt: str = "") -> list[str]:
+    """Return the names of a prompt's whole chunks; each follows from all words up to its end."""
+    digest, keys = hashlib.sha256(salt.encode()), []
+    for index in range(len(tokens) // chunk):
+        digest.update(str(tokens[index * chunk : (index + 1) * chunk]).encode())
+        keys.append(f"fake@{digest.hexdigest()}")
+    return keys
+
+
+def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+        def do_GET(self) -> None:  # noqa: N802
+            if self.path == "/v1/models":
+                limit = engine.does.limit
+                self._say(200, {"data": [{"id": engine.does.model, "max_model_len": limit}]})
+            elif self.path == "/metrics" and engine.does.has_metrics:
+                self._say(200, engine.metrics())
+            else:
+                self._say(200 if self.path == "/health" else 404, "")
+
+        def do_POST(self) -> None:  # noqa: N802
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            request = json.loads(body) if body else {}
+            if self.path == "/tokenize":
+                self._say(200, {"tokens": engine.encode(request["prompt"])})
+            elif self.path == "/v1/completions":
+                engine.requests.append(request)
+                self._say(200, engine.complete(request))
+            elif self.path == "/restart":
+                engine.restart()
+                self._say(200, "")
+            else:
+                self._say(404, "")
+
+        def _say(self, status: int, content: object) -> None:
+            text = content if isinstance(content, str) else json.dumps(content)
+            self.send_response(status)
+            self.send_header("content-length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    return Handler
