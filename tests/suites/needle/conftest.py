@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import valkey
 
 from headrace.suites.needle.options import Options
 from headrace.suites.needle.run import Outcome, run_suite
@@ -53,10 +54,13 @@ class Stand:
         **changes: Any,
     ) -> Outcome:
         """Run the suite against a new engine; the servers are emptied first."""
-        clients = [server.client() for server in self.servers]
+        does = behaviour or Behaviour()
+        clients = [
+            valkey.Valkey(host=server.host, port=server.port, socket_timeout=does.patience)
+            for server in self.servers
+        ]
         for client in clients:
             client.flushall()
-        does = behaviour or Behaviour()
         does.chunk = CHUNK
         with FakeEngine(clients, does) as engine:
             self.engine = engine

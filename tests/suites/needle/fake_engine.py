@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -34,7 +35,10 @@ class Behaviour:
     has_metrics: bool = True
     own_prefix_cache: bool = False
     restart_empties: bool = True
+    at_restart: Callable[[], None] | None = None
     salted: bool = True
+    # Seconds after which a server counts as away; None for ever.
+    patience: float | None = None
     # Which server each rank uses; the identity for None.
     server_of: Callable[[int], int] | None = None
     # Called between lookup and load of a prompt from L2.
@@ -53,7 +57,7 @@ class FakeEngine:
         self._words: list[str] = []
         self._ids: dict[str, int] = {}
         self._l1: dict[str, list[int]] = {}
-        self._own: set[tuple[int, ...]] = set()
+        self._own: set[tuple[str, tuple[int, ...]]] = set()
         self._hits = {"": 0, "external_": 0}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._http.server_port}"
@@ -82,19 +86,21 @@ class FakeEngine:
 
     def restart(self) -> None:
         self.restarts += 1
+        if self.does.at_restart:
+            self.does.at_restart()
         if self.does.restart_empties:
             self._l1.clear()
             self._own.clear()
 
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         tokens: list[int] = request["prompt"]
-        salt = request.get("cache_salt", "") if self.does.salted else ""
+        salt: str = request.get("cache_salt", "") if self.does.salted else ""
         keys = chunk_keys(tokens, self.does.chunk, salt)
         cached, source = self._load(keys) if self.does.connector else ([], "cold")
         own = 0
         if self.does.own_prefix_cache:
-            own = len(tokens) if (*tokens, salt) in self._own else 0
-            self._own.add((*tokens, salt))
+            own = len(tokens) if (salt, tuple(tokens)) in self._own else 0
+            self._own.add((salt, tuple(tokens)))
         hit = min(len(cached), len(tokens) - 1)
         self._hits["external_"] += 0 if own else hit
         self._hits[""] += own
@@ -131,7 +137,7 @@ class FakeEngine:
             if key not in self._l1:
                 value = self._get(index, key)
                 if value is None:
-                    break
+                    return words, "short"
                 self._l1[key] = json.loads(value)
             words += self._l1[key]
         return words, "L2" if remote else "L1" if found else "cold"
@@ -153,10 +159,8 @@ class FakeEngine:
             words = list(tokens[index * self.does.chunk : (index + 1) * self.does.chunk])
             self._l1.setdefault(key, words)
             if not self._exists(index, key):
-                try:
+                with suppress(valkey.ValkeyError):
                     self._server(index).set(key, json.dumps(words))
-                except valkey.ValkeyError:
-                    pass
 
     def _answer(self, believed: Sequence[int], asked: Sequence[int]) -> str:
         """Go on as what stands after the same words before."""
@@ -181,7 +185,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             if self.path == "/v1/models":
                 limit = engine.does.limit
                 self._say(200, {"data": [{"id": engine.does.model, "max_model_len": limit}]})
@@ -190,7 +194,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             else:
                 self._say(200 if self.path == "/health" else 404, "")
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             request = json.loads(body) if body else {}
             if self.path == "/tokenize":
