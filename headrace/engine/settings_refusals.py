@@ -32,7 +32,9 @@ GIB = 1024**3
 # Tokens of a block of vLLM's sparse latent attention; a chunk is copied in whole blocks.
 BLOCK = 64
 # Equal in every process, whatever its hash seed.
-STABLE_HASHES = ("sha256_cbor",)
+STABLE_HASHES = ("sha256_cbor", "sha256_cbor_64bit")
+# What a rank waits for the others if nothing else is set.
+SHARD_SECONDS = 60
 _TRUE = ("true", "1", "yes", "on")
 
 
@@ -138,7 +140,10 @@ def _hashes(plan: Plan) -> Iterator[Refusal]:
 
 def _switches(plan: Plan) -> Iterator[Refusal]:
     """Settings that must be off: with the sharded store, or for any RESP server."""
-    shard = ("use_layerwise", "enable_blending", "enable_scheduler_bypass_lookup")
+    shard = (
+        "use_layerwise", "enable_blending", "enable_scheduler_bypass_lookup", "enable_pd",
+        "enable_p2p",
+    )  # fmt: skip
     resp = ("save_unfull_chunk", "save_chunk_meta")
     has_remote = bool(plan.settings.get("remote_url"))
     for name in (*(shard if plan.sharded else ()), *resp):
@@ -150,12 +155,12 @@ def _switches(plan: Plan) -> Iterator[Refusal]:
             if name in plan.settings[NESTED] and not plan.on(name):
                 yield Refusal(name, "not to be false with pcp_shard_store: keys have one name on "
                               "all ranks", "false", _leave_out(plan, name))  # fmt: skip
-        if plan.settings.get("external_lookup_client"):
-            yield Refusal(
-                "external_lookup_client", "none with pcp_shard_store",
-                str(plan.settings["external_lookup_client"]),
-                _leave_out(plan, "external_lookup_client"),
-            )  # fmt: skip
+        for name in ("external_lookup_client", "maru_path"):
+            if plan.settings.get(name):
+                yield Refusal(
+                    name, "none with pcp_shard_store", str(plan.settings[name]),
+                    _leave_out(plan, name),
+                )  # fmt: skip
     if has_remote and plan.settings.get("remote_serde") != "naive":
         yield Refusal("remote_serde", "naive", str(plan.settings.get("remote_serde")),
                       _leave_out(plan, "remote_serde"))  # fmt: skip
@@ -170,6 +175,17 @@ def _lookup_servers(plan: Plan) -> Iterator[Refusal]:
             "lookup_server_worker_ids",
             f"all {plan.pod.ranks} ranks, or none named, with pcp_shard_store", str(ids),
             _leave_out(plan, "lookup_server_worker_ids"),
+        )  # fmt: skip
+
+
+def _timeouts(plan: Plan) -> Iterator[Refusal]:
+    """A rank waits for the others' reads, each of which may take its whole time-out."""
+    wait = plan.settings[NESTED].get("pcp_shard_timeout_secs", SHARD_SECONDS)
+    read = int(plan.settings["blocking_timeout_secs"]) + 1
+    if plan.sharded and float(wait) <= read:
+        yield Refusal(
+            "pcp_shard_timeout_secs", f"more than {read}, as long as a rank may read its chunks",
+            str(wait), "lower --blocking-timeout, or set extra_config.pcp_shard_timeout_secs",
         )  # fmt: skip
 
 
@@ -282,6 +298,6 @@ def _leave_out(plan: Plan, name: str) -> str:
 
 
 _CHECKS: tuple[Callable[[Plan], Iterator[Refusal]], ...] = (
-    _remote_url, _hashes, _switches, _lookup_servers, _parallel, _cpu, _latent_attention, _l1_share,
-    _chunks, _failed_loads, _names, _inherited,
+    _remote_url, _hashes, _switches, _lookup_servers, _timeouts, _parallel, _cpu,
+    _latent_attention, _l1_share, _chunks, _failed_loads, _names, _inherited,
 )  # fmt: skip

@@ -81,6 +81,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"extra": {"use_layerwise": True}}, r"use_layerwise: expected false"),
     ({"extra": {"enable_blending": True}}, r"enable_blending: expected false"),
     ({"extra": {"enable_scheduler_bypass_lookup": True}}, r"enable_scheduler_bypass_lookup: "),
+    ({"extra": {"enable_p2p": True}}, r"enable_p2p: expected false"),
+    ({"extra": {"maru_path": "x"}}, r"maru_path: expected none"),
+    ({"blocking_timeout_s": 60}, r"pcp_shard_timeout_secs: expected more than 61, .*found 60"),
+    (
+        {"extra": {"extra_config.pcp_shard_timeout_secs": 11}},
+        r"pcp_shard_timeout_secs: expected more than 11",
+    ),
     ({"extra": {"save_unfull_chunk": "yes"}}, r"save_unfull_chunk: expected false"),
     ({"extra": {"extra_config.save_chunk_meta": True}}, r"save_chunk_meta: expected false"),
     ({"extra": {"extra_config.save_only_first_rank": False}}, r"save_only_first_rank: "),

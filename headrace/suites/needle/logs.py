@@ -13,7 +13,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 # As LMCache 0.5.5 and vLLM 0.31.0 word them.
 FAULTS: Mapping[str, re.Pattern[str]] = {
-    "lookup time-outs": re.compile(r"Timeout occurred for rank|lookup.*timed? ?out", re.IGNORECASE),
+    "lookup time-outs": re.compile(r"Timeout occurred for rank|lookup.* timed out", re.IGNORECASE),
     "async time-outs": re.compile(
         r"still waiting for async lookup|batched_async_contains timed out|"
         r"batched_get_non_blocking timed out|get blocking timeout",
