@@ -268,10 +268,10 @@ static std::string stress_thread(size_t thread, int wait_ms, size_t rounds, size
       if (loaded && std::memcmp(into[i], from[i], size) != 0) return "GET with foreign bytes";
     }
     if (!completions->wait(connector->submit_batch_exists(keys), wait_ms, done)) {
-      return "EXISTS hangs";
+      return "lookup hangs";
     }
     for (size_t i = 0; calm && i < num_keys; ++i) {
-      if ((done.result_bytes[i] != 0) != (i % 3 != round % 3)) return "EXISTS result wrong";
+      if ((done.result_bytes[i] != 0) != (i % 3 != round % 3)) return "lookup result wrong";
     }
   }
   return "";

@@ -22,7 +22,7 @@ PASSWORD = "correct-horse"
 COMMANDS: dict[str, Callable[[Driver], Done]] = {
     "GET": lambda driver: driver.get(["key"], SIZE),
     "SET": lambda driver: driver.set({"key": value_of("key", SIZE)}),
-    "EXISTS": lambda driver: driver.exists(["key"]),
+    "LOOKUP": lambda driver: driver.exists(["key"]),
     "DEL": lambda driver: driver.delete(["key"]),
 }
 each_command = pytest.mark.parametrize("command", COMMANDS)

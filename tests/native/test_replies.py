@@ -134,7 +134,7 @@ def _run(driver: Driver, command: Command, keys: list[str]) -> Done:
         return driver.get(keys, SIZE)
     if command == "SET":
         return driver.set({key: value_of(key, SIZE) for key in keys})
-    return driver.exists(keys) if command == "EXISTS" else driver.delete(keys)
+    return driver.exists(keys) if command == "LOOKUP" else driver.delete(keys)
 
 
 def _check_buffer(buffer: bytes, key: str, meaning: str, where: str) -> None:

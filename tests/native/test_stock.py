@@ -55,7 +55,7 @@ def test_null_reply_as_long_as_the_header_is_a_miss(stock: Driver) -> None:
     ("reply", "command"),
     [
         (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "SET"),
-        (b"-LOADING the dataset is being read\r\n", "EXISTS"),
+        (b"-LOADING the dataset is being read\r\n", "LOOKUP"),
         (b"$104\r\n" + b"o" * 104 + b"\r\n", "GET"),
     ],
 )
@@ -67,7 +67,7 @@ def test_reply_of_another_length_poisons_the_next_command(
         stock.open(server.endpoint.port)
         if command == "SET":
             stock.set({"scripted": bytes(SIZE)}, patience=1)
-        elif command == "EXISTS":
+        elif command == "LOOKUP":
             stock.exists(["scripted"], patience=1)
         else:
             stock.get(["scripted"], SIZE, patience=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import cast
 
 import pytest
 
@@ -36,6 +37,21 @@ def test_batch_with_a_hole(driver: Driver, valkey_server: ValkeyServer, size: in
     for key, buffer, loaded in zip(keys, done.buffers, done.bools, strict=True):
         assert buffer == value_of(key, size) if loaded else is_untouched(buffer)
     assert driver.exists(keys).bools == done.bools
+
+
+def test_a_lookup_makes_a_key_young_and_a_delete_makes_it_gone(
+    driver: Driver, valkey_server: ValkeyServer
+) -> None:
+    client = valkey_server.client()
+    driver.open(valkey_server.port)
+    client.mset({f"aged{i}": b"value" for i in range(4)})
+    time.sleep(2.1)
+    assert driver.exists(["aged0", "aged1", "absent"]).bools == [True, True, False]
+    idle = [int(cast("int", client.object("idletime", f"aged{i}"))) for i in range(4)]
+    assert max(idle[:2]) <= 1
+    assert min(idle[2:]) >= 2
+    assert driver.delete(["aged0", "absent", "aged2"]).bools == [True, False, True]
+    assert driver.exists([f"aged{i}" for i in range(4)]).bools == [False, True, False, True]
 
 
 def test_empty_value_is_a_value(driver: Driver, valkey_server: ValkeyServer) -> None:

@@ -35,7 +35,7 @@ def test_a_null_is_a_miss_to_get_and_an_error_is_not() -> None:
     assert by_name("$-1").meaning("GET") == "no"
     assert by_name("$-1").meaning("SET") == "failed"
     assert by_name("-ERR x").meaning("GET") == "failed"
-    assert by_name(":0").meaning("EXISTS") == "no"
+    assert by_name(":0").meaning("LOOKUP") == "no"
     assert by_name(":0").meaning("GET") == "failed"
 
 

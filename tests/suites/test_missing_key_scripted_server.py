@@ -43,6 +43,8 @@ def receive(connection: socket.socket, size: int) -> bytes:
         ((b"get", b"absent"), b"$-1\r\n"),
         ((b"EXISTS", b"held"), b":1\r\n"),
         ((b"EXISTS", b"absent"), b":0\r\n"),
+        ((b"TOUCH", b"held"), b":1\r\n"),
+        ((b"TOUCH", b"absent"), b":0\r\n"),
         ((b"DEL", b"held"), b":1\r\n"),
         ((b"DEL", b"absent"), b":0\r\n"),
         ((b"SET", b"new", b"a\r\nb"), b"+OK\r\n"),
@@ -72,6 +74,15 @@ def test_sends_the_parts_of_a_script_apart(server: ScriptedServer) -> None:
         connection.sendall(command(b"GET", b"bad"))
         assert [connection.recv(64) for _ in range(3)] == [b"$", b"-", b"1\r\n"]
         assert time.monotonic() - began >= 0.3
+
+
+@pytest.mark.parametrize("asked", [b"EXISTS", b"TOUCH"])
+def test_a_scripted_lookup_answers_either_command(server: ScriptedServer, asked: bytes) -> None:
+    server.scripts["LOOKUP", "bad"] = Script((b"-ERR x\r\n",))
+    with closing(connect(server)) as connection:
+        connection.sendall(command(asked, b"bad"))
+        assert receive(connection, 8) == b"-ERR x\r\n"
+    assert server.commands == [(asked.decode(), "bad")]
 
 
 def test_closes_after_a_script_that_says_so_and_stays_up(server: ScriptedServer) -> None:

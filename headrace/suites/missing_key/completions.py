@@ -31,7 +31,7 @@ def completion_cases() -> Iterator[Case]:
             partial(_forced, operation=name),
         )
     yield Case(
-        f"completion/{THREADS} threads, {THREADS * CALLS_PER_THREAD} synchronous EXISTS",
+        f"completion/{THREADS} threads, {THREADS * CALLS_PER_THREAD} synchronous lookups",
         "every call returns",
         _many_threads,
         seconds=60,

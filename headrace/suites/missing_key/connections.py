@@ -27,7 +27,7 @@ def connection_cases() -> Iterator[Case]:
     )
     yield Case(
         "connection/dropped, every command",
-        "GET, SET, EXISTS and DEL each reconnect and work",
+        "GET, SET, lookup and DEL each reconnect and work",
         _dropped_before_each,
     )
     yield Case(
@@ -42,7 +42,7 @@ def connection_cases() -> Iterator[Case]:
     )
     yield Case(
         "connection/wrong password",
-        "GET, SET and EXISTS fail with the server's WRONGPASS text, none hangs",
+        "GET, SET and lookup fail with the server's WRONGPASS text, none hangs",
         _wrong_password,
         needs="locked",
     )
@@ -64,7 +64,7 @@ def _dropped_before_each(around: Surroundings) -> Seen:
     with ScriptedServer(store) as server, NativeClient(server.endpoint, around.patience) as client:
         load_good(client, "one", SIZE, "connected")
         slowest = 0.0
-        for name in ("GET", "SET", "EXISTS", "DEL"):
+        for name in ("GET", "SET", "lookup", "DEL"):
             server.drop_connections()
             time.sleep(_SETTLE_SECONDS)
             buffer = poisoned(SIZE)
@@ -73,7 +73,7 @@ def _dropped_before_each(around: Surroundings) -> Seen:
                 check_get(completion, ["one"], [buffer], [True])
             elif name == "SET":
                 completion = client.set(["three"], [value_of("three", SIZE)])
-            elif name == "EXISTS":
+            elif name == "lookup":
                 completion = client.exists(["one"])
             else:
                 completion = client.delete(["two"])
@@ -126,8 +126,8 @@ def _wrong_password(around: Surroundings) -> Seen:
             raise Wrong("SET is reported stored")
         found = client.exists(["key"])
         if found.bools != [False]:
-            raise Wrong(f"EXISTS gave {found.bools}")
-        for name, completion in (("GET", got), ("SET", stored), ("EXISTS", found)):
+            raise Wrong(f"the lookup gave {found.bools}")
+        for name, completion in (("GET", got), ("SET", stored), ("lookup", found)):
             if "WRONGPASS" not in completion.error:
                 raise Wrong(f"{name} does not say why: {completion.error!r}")
             if stranger.password in completion.error:

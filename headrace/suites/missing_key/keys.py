@@ -39,7 +39,7 @@ def key_cases() -> Iterator[Case]:
         _missing_in_many,
     )
     yield Case(
-        "missing/EXISTS and DEL",
+        "missing/lookup and DEL",
         "absent and not deleted, without error text; the next GET loads",
         _exists_and_delete,
     )
@@ -101,11 +101,11 @@ def _exists_and_delete(around: Surroundings) -> Seen:
     with NativeClient(around.main, around.patience) as client:
         store_good(client, [present], 4096)
         for name, completion in (
-            ("EXISTS", client.exists([absent, present, absent])),
+            ("lookup", client.exists([absent, present, absent])),
             ("DEL", client.delete([absent, absent])),
         ):
-            wanted = [False, True, False] if name == "EXISTS" else [False, False]
+            wanted = [False, True, False] if name == "lookup" else [False, False]
             if not completion.ok or completion.error or completion.bools != wanted:
                 raise Wrong(f"{name} gave {completion.bools}, error {completion.error!r}")
-        load_good(client, present, 4096, "EXISTS and DEL as expected")
+        load_good(client, present, 4096, "lookup and DEL as expected")
     return Seen("absent, not deleted, then loaded", completion.ms)

@@ -18,20 +18,20 @@ _EVICTING_WRITES = 400
 def lost_key_cases() -> Iterator[Case]:
     """Yield the cases of this file."""
     yield Case(
-        "gone/deleted between EXISTS and GET",
-        "EXISTS finds it, GET misses it, the next GET loads",
+        "gone/deleted between lookup and GET",
+        "the lookup finds it, GET misses it, the next GET loads",
         _deleted_between,
     )
     yield Case(
-        "gone/evicted by LRU between EXISTS and GET",
-        "EXISTS finds it, GET misses it, the next GET loads",
+        "gone/evicted by LRU between lookup and GET",
+        "the lookup finds it, GET misses it, the next GET loads",
         _evicted_between,
         needs="evicting",
         seconds=60,
     )
     yield Case(
         "refused/SET at maxmemory",
-        "SET fails with the server's OOM text, then EXISTS and GET of an older key work",
+        "SET fails with the server's OOM text, then a lookup and a GET of an older key work",
         _out_of_memory,
         needs="small",
     )
@@ -54,7 +54,7 @@ def _deleted_between(around: Surroundings) -> Seen:
         store_good(client, keys, 1_572_864)
         found = client.exists(keys).bools
         if found != [True] * 3:
-            raise Wrong(f"EXISTS of three present keys gave {found}")
+            raise Wrong(f"a lookup of three present keys gave {found}")
         server.delete(keys[1])
         buffers = [poisoned(1_572_864) for _ in keys]
         completion = client.get(keys, buffers)
@@ -70,7 +70,7 @@ def _evicted_between(around: Surroundings) -> Seen:
     with NativeClient(server, around.patience) as client, control(server) as owner:
         store_good(client, [key], size)
         if client.exists([key]).bools != [True]:
-            raise Wrong("EXISTS does not find a key that was just stored")
+            raise Wrong("the lookup does not find a key that was just stored")
         for index in range(_EVICTING_WRITES):
             newest = f"{around.prefix}new-{index}"
             store_good(client, [newest], size)
@@ -101,7 +101,7 @@ def _out_of_memory(around: Surroundings) -> Seen:
             raise Wrong(f"SET failed, but without the server's words: {refused.error!r}")
         found = client.exists([old])
         if found.bools != [True]:
-            raise Wrong(f"then EXISTS of an older key gave {found.bools} ({found.error})")
+            raise Wrong(f"then a lookup of an older key gave {found.bools} ({found.error})")
         load_good(client, old, 4096, "refused")
     return Seen("refused with OOM, then found and loaded", refused.ms)
 

@@ -8,13 +8,14 @@ from typing import Literal
 
 from headrace.suites.missing_key.scripted_server import Script
 
-Command = Literal["GET", "SET", "EXISTS", "DEL"]
+# What the client asks; a lookup is an EXISTS of the release and a TOUCH of the patched client.
+Command = Literal["GET", "SET", "LOOKUP", "DEL"]
 
 # "yes": loaded, stored, present, deleted. "no": a miss, which is no error. "failed": this key
 # failed, and a text says why.
 Meaning = Literal["yes", "no", "failed"]
 
-COMMANDS: tuple[Command, ...] = ("GET", "SET", "EXISTS", "DEL")
+COMMANDS: tuple[Command, ...] = ("GET", "SET", "LOOKUP", "DEL")
 DELAY_SECONDS = 0.08
 SPLIT_PAUSE_SECONDS = 0.001
 
@@ -68,8 +69,8 @@ REPLIES: tuple[Reply, ...] = (
     _error("MOVED 3999 127.0.0.1:6381"),
     _error("WRONGTYPE another kind of value"),
     Reply("+OK", b"+OK\r\n", yes=("SET",)),
-    Reply(":0", b":0\r\n", no=("EXISTS", "DEL")),
-    Reply(":1", b":1\r\n", yes=("EXISTS", "DEL")),
+    Reply(":0", b":0\r\n", no=("LOOKUP", "DEL")),
+    Reply(":1", b":1\r\n", yes=("LOOKUP", "DEL")),
     Reply(":2", b":2\r\n"),
     Reply("$0", b"$0\r\n\r\n"),
     Reply("$ of the right size", GOOD_GET, yes=("GET",)),
@@ -91,7 +92,7 @@ REPLIES: tuple[Reply, ...] = (
     Reply("a good reply and a reply to nothing", GOOD_GET + b"$5\r\nhello\r\n", yes=("GET",),
           whole_only=True),
     Reply("+OK and a reply to nothing", b"+OK\r\n+OK\r\n", yes=("SET",), whole_only=True),
-    Reply(":1 and a reply to nothing", b":1\r\n:0\r\n", yes=("EXISTS", "DEL"), whole_only=True),
+    Reply(":1 and a reply to nothing", b":1\r\n:0\r\n", yes=("LOOKUP", "DEL"), whole_only=True),
 )  # fmt: skip
 
 

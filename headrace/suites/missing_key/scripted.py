@@ -33,7 +33,7 @@ POSITIONS = {"start": 0, "middle": BATCH // 2, "end": BATCH - 1}
 AFTER = "after"
 
 # What a good answer to a command in the batch means for the keys around the scripted one.
-_NEIGHBOURS_HELD = {"GET": True, "SET": False, "EXISTS": True, "DEL": True}
+_NEIGHBOURS_HELD = {"GET": True, "SET": False, "LOOKUP": True, "DEL": True}
 
 
 @dataclass
@@ -67,9 +67,9 @@ def _expected(reply: Reply, command: Command) -> str:
     if meaning == "failed":
         text = "that key fails with its text"
     elif meaning == "no":
-        text = {"GET": "a miss", "EXISTS": "absent", "DEL": "nothing deleted"}[command]
+        text = {"GET": "a miss", "LOOKUP": "absent", "DEL": "nothing deleted"}[command]
     else:
-        text = {"GET": "loaded", "SET": "stored", "EXISTS": "present", "DEL": "deleted"}[command]
+        text = {"GET": "loaded", "SET": "stored", "LOOKUP": "present", "DEL": "deleted"}[command]
     return f"{text}; the other keys and the next command work"
 
 
@@ -149,7 +149,7 @@ def _start(attempt: Attempt, command: Command) -> int:
         return attempt.client.start_get(attempt.keys, attempt.buffers)
     if command == "SET":
         return attempt.client.start_set(attempt.keys, [bytes(value) for value in attempt.buffers])
-    if command == "EXISTS":
+    if command == "LOOKUP":
         return attempt.client.start_exists(attempt.keys)
     return attempt.client.start_delete(attempt.keys)
 

@@ -15,6 +15,8 @@ from typing import Self
 from headrace.suites.missing_key.case import Endpoint
 
 HOST = "127.0.0.1"
+# They answer alike; the second also refreshes the age of the key.
+_LOOKUPS = ("EXISTS", "TOUCH")
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class Script:
 
 
 class ScriptedServer:
-    """Serves GET, SET, EXISTS and DEL from a dict, but for the scripted (command, key) pairs.
+    """Serves GET, SET, EXISTS, TOUCH and DEL from a dict, but for the scripted pairs.
 
-    A script answers every time its command comes, on any connection. Scripted SETs store nothing.
-    Port 0 is any free one.
+    A script answers every time its (command, key) comes, on any connection; the command LOOKUP
+    stands for both EXISTS and TOUCH. Scripted SETs store nothing. Port 0 is any free one.
 
     Attributes:
         store: what it holds; may be changed while it runs.
@@ -90,7 +92,7 @@ class ScriptedServer:
         if command == "SET":
             self.store[key] = value
             return b"+OK\r\n"
-        if command == "EXISTS":
+        if command in _LOOKUPS:
             return b":%d\r\n" % (key in self.store)
         if command == "DEL":
             return b":%d\r\n" % (self.store.pop(key, None) is not None)
@@ -146,7 +148,8 @@ class _Connection(socketserver.StreamRequestHandler):
             while words := self._read_command():
                 command, key = words[0].decode().upper(), words[1].decode()
                 owner.commands.append((command, key))
-                script = owner.scripts.get((command, key))
+                question = "LOOKUP" if command in _LOOKUPS else command
+                script = owner.scripts.get((command, key), owner.scripts.get((question, key)))
                 if script is None:
                     self.connection.sendall(
                         owner.answer(command, key, words[2] if len(words) > 2 else b"")
