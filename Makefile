@@ -5,10 +5,10 @@ FLAVOR ?= cpu
 RUN := .venv/bin/python build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream fuzz bench lint clean
+.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream fuzz bench bench-shard stock-table lint clean
 
 help:       ## this list
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 machine:    ## install what a bare Debian machine lacks (as root); says what before it does
 	@ci/install-debian.sh --make
 venv: machine ## make .venv with all that a checkout needs
@@ -43,6 +43,10 @@ fuzz: venv  ## fuzz the reply reader for an hour, or: make fuzz FOR=600
 	@ci/fuzz.sh $(FOR)
 bench: venv ## stock and patched RESP client side by side
 	@ci/bench.sh
+bench-shard: venv ## stock and patched ranks: bytes and time of a store, time of a load
+	@ci/bench_shard.sh
+stock-table: venv ## what the stock release makes of every fault of a sharded load
+	@ci/stock_table.sh
 lint: venv  ## ruff, mypy and hadolint
 	@ci/lint.sh
 clean:      ## remove everything that was built

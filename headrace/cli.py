@@ -148,6 +148,50 @@ def bench_resp(
     raise_unless_passed(result, out)
 
 
+@bench.command("shard")
+def bench_shard(
+    stock: Annotated[
+        Path, typer.Option(metavar="SITE", help="Folder with the stock lmcache package.")
+    ] = Path("build/site/stock"),
+    patched: Annotated[
+        Path, typer.Option(metavar="SITE", help="Folder with the patched lmcache package.")
+    ] = Path("build/site/patched"),
+    out: Annotated[Path, typer.Option(help="Folder for bench-shard.json and the logs.")] = Path(
+        "headrace-report/bench-shard"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two ranks, small chunks: does it work?")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the JSON instead of the table.")
+    ] = False,
+) -> None:
+    """Compare how two builds store and load one prompt on all ranks of a replica.
+
+    Every rank is a process with its own engine and its own Valkey. Ends with 11 if the patched
+    build's most loaded rank stores more than its share, or hangs; times are not judged.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from headrace.bench.shard import QUICK_SHARD, ShardPlan, compare_shards
+    from headrace.bench.shard_result import raise_unless_balanced, shard_table_rows
+    from headrace.console import console
+
+    def step(what: str) -> None:
+        say(f"{what} ...")
+
+    result = compare_shards(stock, patched, QUICK_SHARD if quick else ShardPlan(), out, step)
+    if as_json:
+        typer.echo((out / "bench-shard.json").read_text(), nl=False)
+    else:
+        table = Table("", "stock", "patched", "patched / stock")
+        for row in shard_table_rows(result):
+            table.add_row(*row)
+        Console(width=None if console.is_terminal else 120).print(table)
+    raise_unless_balanced(result, out)
+
+
 def endpoint(text: str) -> Endpoint:
     """Return the server that HOST:PORT names, with the credentials of the environment.
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.suites.ranks.template import Template
 from tests.patches.lmcache.loops import LoopThread, loop_thread
+from tests.patches.lmcache.rank_pool import template
 
 # Before any LMCache module: it configures its logging and telemetry on import.
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
@@ -37,3 +39,10 @@ def storage_loop() -> Iterator[LoopThread]:
     """The loop that drains native completions."""
     with loop_thread() as thread:
         yield thread
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+    """A process that has imported LMCache, for ranks to be forked from."""
+    with template(tmp_path_factory.mktemp("source") / "import.log") as importing:
+        yield importing

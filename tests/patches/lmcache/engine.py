@@ -74,8 +74,8 @@ class Engine:
         return self.backend.batched_get_non_blocking("lookup", keys)
 
 
-def key(index: int) -> CacheEngineKey:
-    return CacheEngineKey("model", 1, 0, index, torch.bfloat16)
+def key(index: int, rank: int = 0) -> CacheEngineKey:
+    return CacheEngineKey("model", 1, rank, index, torch.bfloat16)
 
 
 def fill(buffer: memoryview, value: bytes) -> None:
@@ -95,9 +95,14 @@ def engine(
     scheme: str = "resp",
     chunk_bytes: int = 4096,
     pool_chunks: int = 16,
+    rank: int = 0,
+    world: int = 1,
     **extra: Any,
 ) -> Iterator[Engine]:
-    """Build the path to `address` ("host:port"), with a pool of `pool_chunks` chunks."""
+    """Build the path of one of `world` ranks to `address` ("host:port").
+
+    Its pool has `pool_chunks` chunks. `extra` is LMCache's extra_config.
+    """
     pool_bytes = pool_chunks * -(-chunk_bytes // PAGE) * PAGE
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=TOKENS,
@@ -111,10 +116,10 @@ def engine(
     )
     metadata = LMCacheMetadata(
         model_name="model",
-        world_size=1,
-        local_world_size=1,
-        worker_id=0,
-        local_worker_id=0,
+        world_size=world,
+        local_world_size=world,
+        worker_id=rank,
+        local_worker_id=rank,
         kv_dtype=torch.bfloat16,
         kv_shape=(1, 1, TOKENS, 1, chunk_bytes // (2 * TOKENS)),
         use_mla=True,
@@ -140,7 +145,10 @@ def engine(
 
 @contextlib.contextmanager
 def engine_on(
-    native: FakeNative, monkeypatch: pytest.MonkeyPatch, **options: Any
+    native: FakeNative,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str = "nowhere:1",
+    **options: Any,
 ) -> Iterator[Engine]:
     """Build the path to a native client that the test holds in its hand."""
 
@@ -150,5 +158,5 @@ def engine_on(
         return ConnectorClientBase(native, loop)
 
     monkeypatch.setattr(redis_connector, "RESPClient", client)
-    with engine("nowhere:1", **options) as built:
+    with engine(address, **options) as built:
         yield built
