@@ -5,7 +5,7 @@ FLAVOR ?= cpu
 RUN := .venv/bin/python build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream fuzz bench bench-shard stock-table lint clean
+.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream engine fuzz bench bench-shard stock-table lint clean
 
 help:       ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -39,6 +39,8 @@ reproduce: venv ## build wheels and image twice and compare every byte
 	@$(RUN) reproduce --flavor $(FLAVOR)
 upstream: venv ## all of upstream's own tests on the patched tree, against the stock baseline
 	@$(RUN) upstream --scope all
+engine: venv ## a real engine on two ranks, asked and restarted: where its answers come from
+	@ci/engine.sh
 fuzz: venv  ## fuzz the reply reader for an hour, or: make fuzz FOR=600
 	@ci/fuzz.sh $(FOR)
 bench: venv ## stock and patched RESP client side by side

@@ -1,0 +1,47 @@
+"""Fixtures of the real engine's tests, and why they are left out by default.
+
+They need the environment of `make engine`, and minutes: `make test` deselects the marker `engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.pipeline.layout import Layout
+from headrace.suites.needle_model import write_needle_model
+from tests.engine.deployment import Deployment, Mode, deployment
+from tests.suites.sites import ROOT
+
+MODES = [
+    Mode("plain", sharded=False, loads_ahead=False),
+    Mode("sharded", sharded=True, loads_ahead=False),
+    Mode("sharded-async", sharded=True, loads_ahead=True),
+]
+
+
+@pytest.fixture(scope="session")
+def needle_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the needle model's checkpoint."""
+    folder = tmp_path_factory.mktemp("needle")
+    write_needle_model(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def logs() -> Path:
+    """Return the folder where the engines' logs stay after the run."""
+    folder = Layout(ROOT).build / "log" / "engine"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module", params=MODES, ids=lambda mode: mode.name)
+def deployed(
+    request: pytest.FixtureRequest, needle_model: Path, logs: Path
+) -> Iterator[Deployment]:
+    """Yield one deployment of each mode, which all tests of a module share, in their order."""
+    with deployment(request.param, needle_model, logs) as running:
+        yield running
