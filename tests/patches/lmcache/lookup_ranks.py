@@ -35,8 +35,8 @@ SECONDS = 5.0
 NEVER_MS = 3_600_000
 
 
-class Load:
-    """One load that has reached a tier, and waits there for the test."""
+class Call:
+    """One lookup or load that has reached a tier, and waits there for the test."""
 
     def __init__(self, keys: list[CacheEngineKey]) -> None:
         self.keys = keys
@@ -47,9 +47,9 @@ class Load:
         self._let_go: asyncio.Future[Exception | None] = self._loop.create_future()
 
     def complete(self, error: Exception | None = None) -> None:
-        """Let the load bring its chunks, or fail, and wait until it has."""
+        """Let the call find or bring its chunks, or fail, and wait until it has."""
         self._loop.call_soon_threadsafe(self._let_go.set_result, error)
-        wait_until(lambda: self.has_ended, SECONDS, "a load that was let go did not end")
+        wait_until(lambda: self.has_ended, SECONDS, "a call that was let go did not end")
 
     async def completed(self) -> None:
         error = await self._let_go
@@ -61,34 +61,43 @@ class SteeredTier:
     """A tier that holds the next `chunks` chunks of every prompt, and does what the test says.
 
     Attributes:
-        waits: whether a load waits for the test to complete it.
+        lookups_wait, waits: whether a lookup or a load waits for the test to complete it.
         lookup_error, load_error: what a lookup or a load raises, None for nothing.
-        loads: the loads so far, oldest first.
+        lookups, loads: the calls so far, oldest first.
         pins: pins taken less pins given back, of all keys.
     """
 
     def __init__(self, chunks: int, allocate: Callable[[], Any]) -> None:
         self.chunks = chunks
+        self.lookups_wait = False
         self.waits = False
         self.lookup_error: Exception | None = None
         self.load_error: Exception | None = None
-        self.loads: list[Load] = []
+        self.lookups: list[Call] = []
+        self.loads: list[Call] = []
         self.pins = 0
         self._allocate = allocate
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
     ) -> int:
-        if self.lookup_error is not None:
-            raise self.lookup_error
-        found = min(self.chunks, len(keys))
-        self.pins += found if pin else 0
-        return found
+        lookup = Call(keys)
+        self.lookups.append(lookup)
+        try:
+            if self.lookups_wait:
+                await lookup.completed()
+            if self.lookup_error is not None:
+                raise self.lookup_error
+            found = min(self.chunks, len(keys))
+            self.pins += found if pin else 0
+            return found
+        finally:
+            lookup.has_ended = True
 
     async def batched_get_non_blocking(
         self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
     ) -> list[Any]:
-        load = Load(keys)
+        load = Call(keys)
         self.loads.append(load)
         try:
             if self.waits:
@@ -129,10 +138,13 @@ class Rank:
         self.engine.storage_manager.storage_backends[f"tier {len(self.tiers)}"] = tier
         return tier
 
-    def load_submitted(self, number: int = 1) -> Load:
+    def lookup_submitted(self, number: int = 1) -> Call:
+        """Wait until the first tier has got its `number`-th lookup and return it."""
+        return self._submitted(self.tier.lookups, number)
+
+    def load_submitted(self, number: int = 1) -> Call:
         """Wait until the first tier has got its `number`-th load and return it."""
-        wait_until(lambda: len(self.tier.loads) >= number, SECONDS, "no load reached the tier")
-        return self.tier.loads[number - 1]
+        return self._submitted(self.tier.loads, number)
 
     def chunks_held(self) -> int:
         """Return how many chunks are taken from the pool."""
@@ -144,6 +156,10 @@ class Rank:
     def retrieve(self, tokens: list[int], lookup_id: str) -> int:
         """Load what a lookup has prefetched, and return the number of loaded tokens."""
         return int(self.engine.retrieve(tokens, req_id=lookup_id).sum())
+
+    def _submitted(self, calls: list[Call], number: int) -> Call:
+        wait_until(lambda: len(calls) >= number, SECONDS, f"call {number} did not reach the tier")
+        return calls[number - 1]
 
     def _take_chunk(self) -> Any:
         manager, metadata = self.engine.storage_manager, self.engine.metadata
@@ -185,6 +201,12 @@ class Ranks:
         finally:
             self.client.config.lookup_timeout_ms = NEVER_MS
         assert time.monotonic() - began >= after_ms / 1000, "gave up too early"
+
+    def settle(self) -> None:
+        """Let each rank's storage loop do what it has to do by now."""
+        for each in self.ranks:
+            pause = asyncio.sleep(0.1)
+            asyncio.run_coroutine_threadsafe(pause, each.engine.storage_manager.loop).result()
 
     def nothing_held(self, otherwise: str) -> None:
         """Wait until no rank holds a chunk."""

@@ -107,9 +107,9 @@ def counterexample(rule: Rule, pattern: Pattern) -> str:
     return f"{'; '.join(wrong)} on {pattern}" if wrong else ""
 
 
-def random_pattern(draw: random.Random) -> Pattern:
+def random_pattern(draw: random.Random, sizes: Sequence[int] = (1, 16, 256)) -> Pattern:
     """Return a pattern; small prompts come often, so that ranks which own nothing do too."""
-    world, size = draw.randint(1, MAX_RANKS), draw.choice([1, 16, 256])
+    world, size = draw.randint(1, MAX_RANKS), draw.choice(sizes)
     chunks = draw.randint(0, MAX_CHUNKS if draw.random() < 0.08 else 2 * world)
     prompt = chunks * size + draw.randrange(size)
     first, last = sorted((draw.randint(0, chunks), draw.randint(0, chunks)))

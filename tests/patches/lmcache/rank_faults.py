@@ -136,7 +136,9 @@ class FaultyRank(Rank):
         The release has no exchange: what its ranks meet in first is the broadcast of a count.
         """
         engine, storage, transport = self._hooked()
-        if moment == "lookup":
+        if moment == "lookup" and self.settings.asynchronous:
+            owner, name = storage.storage_backends["RemoteBackend"], "batched_async_contains"
+        elif moment == "lookup":
             owner, name = storage, "batched_contains"
         elif moment == "tokens":
             owner, name = engine.token_database, "process_tokens"

@@ -17,6 +17,7 @@ from tests.patches.lmcache.lookup_ranks import SECONDS, TOKENS, Rank, Ranks, loo
 # Why each test fails on the pinned release; the runner matches these with its messages.
 STOCK_REASONS = {
     "test_a_failure_is_answered_at_once": r"lookup \w+ had no answer",
+    "test_a_tier_whose_lookup_fails_is_empty": r"lookup a had no answer",
     "test_what_came_before_the_failure_counts": r"lookup a had no answer",
     "test_a_failure_answers_the_first_entry": r"the failure was not answered",
     "test_an_answer_that_could_not_be_sent": r"lookup a had no answer",
@@ -110,6 +111,16 @@ def test_a_failure_is_answered_at_once(
     two.nothing_held("a rank kept chunks of the next lookup")
 
 
+def test_a_tier_whose_lookup_fails_is_empty() -> None:
+    """Tiers that hold two chunks, one, and one: the second fails."""
+    with lookup_ranks(chunks=2) as ranks:
+        [rank] = ranks.ranks
+        failing, _ = rank.add_tier(1), rank.add_tier(1)
+        failing.lookup_error = BROKEN
+        assert ranks.answer(PROMPT, seconds=AT_ONCE) == 3 * TOKENS
+        assert rank.retrieve(PROMPT, "a") == 3 * TOKENS
+
+
 def test_what_came_before_the_failure_counts() -> None:
     """Tiers that hold two chunks, one, and one: the second fails, the third is slow."""
     with lookup_ranks(chunks=2) as ranks:
@@ -127,7 +138,10 @@ def test_what_came_before_the_failure_counts() -> None:
         assert [tier.pins for tier in rank.tiers] == [0, 0, 0]
 
 
-def test_a_failure_answers_the_first_entry() -> None:
+@pytest.mark.parametrize("fault", [load_fails, load_is_not_started], ids=lambda f: f.__name__)
+def test_a_failure_answers_the_first_entry(
+    fault: Callable[[Rank, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that owns some chunks is sure of those before its first."""
 
     class Answers(list[tuple[object, ...]]):
@@ -136,7 +150,7 @@ def test_a_failure_answers_the_first_entry() -> None:
 
     with lookup_ranks() as ranks:
         manager = ranks.ranks[0].engine.storage_manager
-        ranks.ranks[0].tier.load_error = BROKEN
+        fault(ranks.ranks[0], monkeypatch)
         manager.async_lookup_server = answers = Answers()
         lookup = manager.async_lookup_and_prefetch("a", [key(1), key(3)], [16, 48, 64])
         asyncio.run_coroutine_threadsafe(lookup, manager.loop)

@@ -24,6 +24,7 @@ STOCK_REASONS = {
     "test_answers_of_two_attempts_are_not_mixed": r"an answer to the attempt before was counted",
     "test_the_next_attempt_keeps_its_chunks": r"the next attempt's chunks are gone",
     "test_asking_anew_replaces_what_was_fetched": r"both attempts' chunks are held",
+    "test_an_attempt_that_is_overtaken": r"both attempts' chunks are held",
 }
 
 PROMPT = prompt(4)
@@ -123,7 +124,7 @@ def test_the_next_attempt_keeps_its_chunks(two: Ranks) -> None:
     assert found == ALL, f"the next attempt's chunks are gone: it was answered {found}"
     # On stock a scheduler that asks for anything sends the cleanup of the first attempt now.
     assert within(SECONDS, "another lookup", lambda: two.client.lookup_cache("b")) == -1
-    time.sleep(0.2)
+    two.settle()
     held = [rank.chunks_held() for rank in two.ranks]
     assert held == [4, 4], f"the next attempt's chunks are gone: {held} are held"
     assert [rank.retrieve(PROMPT, "a") for rank in two.ranks] == [ALL, ALL]
@@ -139,9 +140,27 @@ def test_asking_anew_replaces_what_was_fetched(two: Ranks) -> None:
     for rank in two.ranks:
         rank.load_submitted(2)
     assert two.answer(PROMPT) == ALL
-    time.sleep(0.2)
+    two.settle()
     held = [rank.chunks_held() for rank in two.ranks]
     assert held == [4, 4], f"both attempts' chunks are held: {held}"
+
+
+def test_an_attempt_that_is_overtaken(two: Ranks) -> None:
+    """The second attempt is answered while the first still looks its chunks up."""
+    for rank in two.ranks:
+        rank.tier.waits, rank.tier.lookups_wait = False, True
+    assert two.ask(PROMPT) is None
+    first = [rank.lookup_submitted() for rank in two.ranks]
+    two.client.clear_lookup_status("a")
+    for rank in two.ranks:
+        rank.tier.lookups_wait = False
+    assert two.answer(PROMPT) == ALL
+    for lookup in first:
+        lookup.complete()
+    two.settle()
+    held = [rank.chunks_held() for rank in two.ranks]
+    assert held == [4, 4], f"both attempts' chunks are held: {held}"
+    assert [rank.retrieve(PROMPT, "a") for rank in two.ranks] == [ALL, ALL]
 
 
 @pytest.mark.patched_only(reason="the pinned release has no attempts")

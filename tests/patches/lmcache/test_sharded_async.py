@@ -1,5 +1,6 @@
 """Asynchronous loading on real processes: every rank prefetches its own chunks while the request
-waits, the scheduler takes the least answer, and all ranks load that much.
+waits, the scheduler takes the least answer, and all ranks load that much. The faults of
+`test_sharded_faults` apply here too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
+from tests.patches.lmcache.cell_run import EVICTING, Replica, cell_settings, check
 from tests.patches.lmcache.rank_pool import assert_loaded, found, replica
+from tests.patches.lmcache.sharded_cells import ASYNCHRONOUS_CELLS, Cell
 
 # Why each test fails on the pinned release; the runner matches these with its messages. It also
 # loses completions: there, rank 0 may never get as far as what the test is about.
@@ -29,8 +32,6 @@ STOCK_REASONS = {
 CHUNKS = 11
 LABELS = list(range(1, CHUNKS + 1))
 TAIL = 5
-
-Replica = tuple[RankPool, Shards, Settings]
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,17 @@ def test_eight_ranks(source: Template, tmp_path: Path) -> None:
         assert found(pool, labels, tail=tail) == chunks * 256
         assert_loaded(pool.each("load", labels=labels, tail=tail), chunks, settings)
         pool.each("release")
+
+
+@pytest.fixture(scope="module")
+def prefetching(source: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    with replica(source, tmp_path_factory.mktemp("async"), 3, *EVICTING) as (pool, shards):
+        settings = replace(cell_settings(shards), asynchronous=True)
+        pool.open(settings)
+        yield pool, shards, settings
+
+
+@pytest.mark.patched_only
+@pytest.mark.parametrize("cell", ASYNCHRONOUS_CELLS, ids=lambda cell: cell.name)
+def test_an_asynchronous_cell(prefetching: Replica, cell: Cell) -> None:
+    check(prefetching, cell)

@@ -16,22 +16,18 @@ import pytest
 
 from headrace.suites.ranks.main import WITHOUT_VLLM
 from headrace.suites.ranks.pool import RankDiedError, RankPool, RanksHungError
-from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
-from tests.patches.lmcache.rank_pool import assert_loaded, found, is_sharded, replica, template
-from tests.patches.lmcache.sharded_cells import (
-    CELLS,
+from tests.patches.lmcache.cell_run import (
     EVICTING,
-    FATAL,
-    STOCK_DEADLINE,
     TABLE,
-    Cell,
+    Replica,
     cell_settings,
-    problems_of,
-    run_cell,
+    check,
     some_labels,
 )
+from tests.patches.lmcache.rank_pool import assert_loaded, found, replica, template
+from tests.patches.lmcache.sharded_cells import CELLS, Cell
 
 # Three cells of the table run on the release too; its other results are in stock_table.json.
 # A completion that the release loses may end a cell before its fault does.
@@ -40,12 +36,6 @@ STOCK_REASONS = {
     "test_a_leader_that_is_unhealthy": r"ranks 1, 2 of 3 did not return from load|did not return",
     "test_a_value_of_another_size": r"all ranks loaded 0 of 7 chunks|did not return from",
 }
-
-# The faulty rank: not the one that does everything on the release. There it must be that one.
-RANK = 1
-DEADLINE = 12.0
-
-Replica = tuple[RankPool, Shards, Settings]
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +52,6 @@ def eight(source: Template, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         settings = replace(cell_settings(shards), cpu_bytes=64 << 20)
         pool.open(settings)
         yield pool, shards, settings
-
-
-def check(ranks: Replica, cell: Cell, rank: int = RANK) -> None:
-    """Run a cell on ranks that ran others before; new ones take their place if it went wrong."""
-    pool, shards, settings = ranks
-    deadline = DEADLINE if is_sharded() else STOCK_DEADLINE
-    problems = ["the cell ended in an error"]
-    try:
-        seen = run_cell(pool, shards, settings, cell, rank, deadline)
-        problems = problems_of(seen, cell, pool.world, rank, settings.chunk_size)
-    finally:
-        if problems or cell.expected == FATAL:
-            pool.restart(settings)
-    assert not problems, "; ".join(problems)
 
 
 @pytest.mark.patched_only
