@@ -5,13 +5,14 @@ patched one. A patch without such a test proves nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.series import read_series
-from tests.patches.site_run import outcomes, stock_reasons
+from tests.patches.site_run import outcomes, patched_only, started, stock_reasons
 from tests.suites.sites import ROOT
 
 FILES = sorted((ROOT / "tests/patches/lmcache").glob("test_*.py"))
@@ -19,11 +20,29 @@ FILES = sorted((ROOT / "tests/patches/lmcache").glob("test_*.py"))
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ahead(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start what the tests will ask for, in their order."""
+    on_stock = test_stock_fails_for_the_declared_reason.__name__
+    runs = [
+        started(
+            item.callspec.params["file"], "stock" if item.originalname == on_stock else "patched"
+        )
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+        if hasattr(item, "callspec")
+    ]
+    yield
+    for run in runs:
+        run.cancel()
+
+
 # The default of five minutes covers the many waits of a run on stock only just.
 @pytest.mark.timeout(480)
 @each_file
 def test_stock_fails_for_the_declared_reason(file: Path) -> None:
     reasons = stock_reasons(file)
+    assert reasons or patched_only(file), f"{file.name}: declares no reason to fail on stock"
     problems = []
     for outcome in outcomes(file, "stock"):
         wanted = reasons.get(outcome.name)
