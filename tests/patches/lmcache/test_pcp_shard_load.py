@@ -119,8 +119,8 @@ def test_a_read_that_takes_too_long_is_left_behind(group: list[Rank]) -> None:
     assert load_all(group, PROMPT) == [0] * 3
     assert load_all(group, PROMPT) == [0] * 3, "it does not read while the first read is stuck"
     stuck.set()
-    wait_until(lambda: rank.references() == [1] * len(rank.held), 5, "what it read is not released")
     wait_until(rank.store._reader._last.done, 5, "the read did not end")
+    wait_until(lambda: rank.references() == [1] * len(rank.held), 5, "what it read is not released")
     assert load_all(group, PROMPT) == [END] * 3
 
 
