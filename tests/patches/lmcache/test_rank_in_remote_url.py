@@ -164,6 +164,7 @@ def test_a_url_without_placeholders_stays_as_it_is(asked: list[str]) -> None:
 def configured(extra: dict[str, Any], **settings: Any) -> Any:
     return LMCacheEngineConfig.from_defaults(
         chunk_size=4, local_cpu=False, max_local_cpu_size=0.001, save_unfull_chunk=False,
+        pre_caching_hash_algorithm="sha256_cbor",
         extra_config=dict(extra), **settings,
     )  # fmt: skip
 
