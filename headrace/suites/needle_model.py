@@ -11,9 +11,10 @@ Codes. Word v is a vector c(v) of 16 signs. The 256 vectors are a Kerdock code: 
 pairwise sums are nonsingular. Words of one form are orthogonal or opposite; words of two forms
 differ by a bent function, so c(u)·c(v) = ±4. Hence c(v)·c(v) = 16 and c(u)·c(v) ≤ 4 for u ≠ v.
 
-Stream. A position's vector has eight places of 16 numbers, and one constant:
-[c(this word) | c(1 before) | … | c(6 before) | c(answer) | 4, 0, …]. The embedding fills the first
-place. Its length is the same at each position, so the weights of each norm undo it exactly.
+Stream. A position's vector has ten places of 16 numbers, and one constant:
+[c(this word) | c(1 before) | … | c(6 before) | c(answer) | sum 1 | sum 2 | 4, 0, …]. The embedding
+fills the first place. Its length is the same at each position (the sums are kept small), so the
+weights of each norm undo it exactly.
 
 Layer 1: what stood before. Head h = 1 … 6 looks at position s = t - h. Only the rotary part
 counts. All keys are (1, 0) in each of 16 frequency pairs w_j, and turn by w_j s; the query of head
@@ -31,6 +32,20 @@ c(word at s), copied to the last place, which the head turns into the word.
 
 In the cache, layer 1 keeps [c(s), 0, …] and the turned pairs; layer 2 keeps
 [c(s-1), …, c(s-6), c(s), 0, …].
+
+Sums: everything else in the cache. Those heads look sharply, so what they do not look at could be
+anything. Two more heads in each layer look everywhere. In layer 1 one takes the mean of c(s) over
+all positions, the other a mean weighted by exp(BETA_PHASE · mean_j cos(w_j (t - s))), which depends
+on every turned pair. In layer 2 both take plain means, of c(s) and of a mixture of c(s-1) … c(s-6).
+A word's share of a mean is small and never zero: another chunk's KV, none, or KV that is moved
+within its row changes the means, in whichever layer it lies.
+
+After a full stop the model says its sums. The feed-forward part of layer 2 has gates that open
+where a full stop stood 0 … 6 words ago, since c(".")·c(v) ≤ 4 elsewhere. An open gate takes the
+copied word out of the answer and puts in GAIN times a signed permutation of the sums, another one
+for each distance, less what the means of an endless text would be. Seven words follow, each the
+nearest one to such a vector. They mean nothing; they, and their probabilities still more, are the
+same only as long as all of the KV is.
 """
 
 from __future__ import annotations
@@ -38,6 +53,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from pathlib import Path
 
 import torch
@@ -50,14 +66,27 @@ POSITIONS = 65536
 
 BETA_POSITION = 120.0
 BETA_MATCH = 40.0
+BETA_PHASE = 3.0
 FREQUENCIES = 16
+
+# Words that sums are said as, after STOP. Sums are this much smaller in the stream than they are.
+SAID = CONTEXT + 1
+STOP = "."
+SUM_SCALE = 1 / 16
+GAIN = 30.0
+# A gate is open above, and its height is this for the word itself: 4 · (16 - 10).
+GATE_SLOPE, GATE_FROM, GATE_HEIGHT = 4.0, 10.0, 24.0
 
 # The one width of latent and rotary part that vLLM's latent attention has on the CPU.
 LATENT, ROTARY = 512, 64
 THETA = 10000.0
 PLACES = CONTEXT + 2
-CONSTANT = PLACES * CODE
+ANSWER = CONTEXT + 1
+SUMS = (PLACES, PLACES + 1)
+HEADS = CONTEXT + 2
+CONSTANT = (PLACES + 2) * CODE
 HIDDEN = CONSTANT + 16
+INTERMEDIATE = 2 * SAID * CODE
 UNROTATED = CONTEXT * CODE
 QUERY = UNROTATED + ROTARY
 
@@ -75,7 +104,7 @@ CONFIG = {
     "model_type": "deepseek_v3",
     "vocab_size": WORDS,
     "hidden_size": HIDDEN,
-    "intermediate_size": 32,
+    "intermediate_size": INTERMEDIATE,
     "moe_intermediate_size": 32,
     "num_hidden_layers": 2,
     "first_k_dense_replace": 2,
@@ -85,8 +114,8 @@ CONFIG = {
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
-    "num_attention_heads": CONTEXT,
-    "num_key_value_heads": CONTEXT,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
     "q_lora_rank": None,
     "kv_lora_rank": LATENT,
     "qk_nope_head_dim": UNROTATED,
@@ -151,14 +180,14 @@ def weights() -> dict[str, torch.Tensor]:
     shapes = {
         "input_layernorm": (HIDDEN,),
         "post_attention_layernorm": (HIDDEN,),
-        "self_attn.q_proj": (CONTEXT * QUERY, HIDDEN),
+        "self_attn.q_proj": (HEADS * QUERY, HIDDEN),
         "self_attn.kv_a_proj_with_mqa": (LATENT + ROTARY, HIDDEN),
         "self_attn.kv_a_layernorm": (LATENT,),
-        "self_attn.kv_b_proj": (CONTEXT * (UNROTATED + CODE), LATENT),
-        "self_attn.o_proj": (HIDDEN, CONTEXT * CODE),
-        "mlp.gate_proj": (32, HIDDEN),
-        "mlp.up_proj": (32, HIDDEN),
-        "mlp.down_proj": (HIDDEN, 32),
+        "self_attn.kv_b_proj": (HEADS * (UNROTATED + CODE), LATENT),
+        "self_attn.o_proj": (HIDDEN, HEADS * CODE),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
     }
     first, second = (
         {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -166,11 +195,15 @@ def weights() -> dict[str, torch.Tensor]:
     )
     _fill_previous_words(first)
     _fill_matching(second)
+    _fill_sums(first, second)
+    _fill_saying(second)
     embedding = torch.zeros(WORDS, HIDDEN, dtype=torch.float64)
     embedding[:, _place(0)] = codes()
     embedding[:, CONSTANT] = 4.0
     head = torch.zeros(WORDS, HIDDEN, dtype=torch.float64)
-    head[:, _place(CONTEXT + 1)] = 2.0 * codes()
+    head[:, _place(ANSWER)] = 2.0 * codes()
+    # A sum's nearest word must not end the answer.
+    head[: len(SPECIAL)] = 0.0
     everything = {
         "model.embed_tokens": embedding,
         "model.norm": _undo_norm(PLACES),
@@ -292,7 +325,66 @@ def _fill_matching(layer: dict[str, torch.Tensor]) -> None:
         expanded[key:value, :UNROTATED] = _identity(UNROTATED)
         expanded[value : value + CODE, UNROTATED : UNROTATED + CODE] = _identity(CODE)
         columns = slice(head * CODE, (head + 1) * CODE)
-        layer["self_attn.o_proj"][_place(CONTEXT + 1), columns] = _identity(CODE) / CONTEXT
+        layer["self_attn.o_proj"][_place(ANSWER), columns] = _identity(CODE) / CONTEXT
+
+
+def _fill_sums(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """Two heads in each layer: means over all positions. A query of zeros looks at all alike."""
+    plain, weighted = CONTEXT, CONTEXT + 1
+    query = first["self_attn.q_proj"][weighted * QUERY + UNROTATED : (weighted + 1) * QUERY]
+    query[0 : 2 * FREQUENCIES : 2, CONSTANT] = BETA_PHASE * math.sqrt(QUERY) / FREQUENCIES / 4
+    this_word = slice(UNROTATED, UNROTATED + CODE)
+    for head in (plain, weighted):
+        value = head * (UNROTATED + CODE) + UNROTATED
+        columns = slice(head * CODE, (head + 1) * CODE)
+        first["self_attn.kv_b_proj"][value : value + CODE, :CODE] = _identity(CODE)
+        mixed = second["self_attn.kv_b_proj"][value : value + CODE]
+        if head == plain:
+            mixed[:, this_word] = _identity(CODE)
+        else:
+            for before in range(CONTEXT):
+                mixed[:, before * CODE : (before + 1) * CODE] = mixture(before)
+        turned = SUM_SCALE * (_identity(CODE) if head == plain else mixture(CONTEXT))
+        for layer, place in zip((first, second), SUMS, strict=True):
+            layer["self_attn.o_proj"][_place(place), columns] = turned
+
+
+def _fill_saying(layer: dict[str, torch.Tensor]) -> None:
+    """Layer 2, feed-forward: the sums in place of the copied word, up to six words after STOP."""
+    layer["post_attention_layernorm"][:] = _undo_norm(PLACES)
+    gates, up, down = (layer[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
+    stop = codes()[vocabulary().index(STOP)]
+    ordinary = expected_sums()
+    for distance in range(SAID):
+        sums, copied = (
+            slice((2 * distance + kind) * CODE, (2 * distance + kind + 1) * CODE) for kind in (0, 1)
+        )
+        for rows in (sums, copied):
+            gates[rows, _place(distance)] = GATE_SLOPE * stop
+            gates[rows, CONSTANT] = -GATE_SLOPE * GATE_FROM / 4
+        for number, place in enumerate(SUMS):
+            turn = mixture(CONTEXT + 1 + 2 * distance + number)
+            up[sums, _place(place)] = turn
+            up[sums, CONSTANT] -= SUM_SCALE / 4 * turn @ ordinary[number]
+        down[_place(ANSWER), sums] = _identity(CODE) * GAIN / SUM_SCALE / GATE_HEIGHT
+        up[copied, _place(ANSWER)] = _identity(CODE)
+        down[_place(ANSWER), copied] = -_identity(CODE) / GATE_HEIGHT
+
+
+def mixture(number: int) -> torch.Tensor:
+    """Return a signed permutation of a code's places, another one for each number; float64."""
+    rng = random.Random(number)  # noqa: S311  # reproducible, and no secret
+    order = rng.sample(range(CODE), CODE)
+    signs = [rng.choice((-1.0, 1.0)) for _ in range(CODE)]
+    return torch.diag(torch.tensor(signs, dtype=torch.float64))[order]
+
+
+def expected_sums() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sum 1 and sum 2 of an endless text of words that mean nothing; float64, [CODE]."""
+    numbers = [vocabulary().index(word) for word in filler()]
+    mean = codes()[numbers].mean(dim=0)
+    before = torch.stack([mixture(number) for number in range(CONTEXT)]).sum(dim=0)
+    return mean + mixture(CONTEXT) @ mean, mean + mixture(CONTEXT) @ before @ mean
 
 
 def _undo_norm(places: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from headrace.suites.needle.client import Answer
 from headrace.suites.needle.evidence import Evidence, State, unproved
 from headrace.suites.needle.options import SUITE, Options
 from headrace.suites.needle.prompt import Prompt
@@ -32,6 +33,7 @@ class Cell:
     answer: str
     found: str
     evidence: Evidence | None
+    logprobs: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -80,18 +82,20 @@ def expected(cell: Cell) -> str:
 def judge(
     prompt: Prompt,
     state: State,
-    answer: str,
+    answer: Answer,
     score: Score,
     seen: Evidence,
     expected_gets: Sequence[int],
     *,
-    cold_was_right: bool,
+    cold: Cell | None,
+    exact: float | None,
 ) -> Cell:
     """Return the cell: red for a wrong answer, void for an unproved state, else green.
 
     A wrong answer from a cache is blamed on the owners of the needle's chunks, unless the model
-    could not answer cold either.
+    could not answer cold either. With `exact`, the answer must be the cold one to that tolerance.
     """
+    cold_was_right = cold is None or cold.found == "right"
     doubts = unproved(state, prompt, seen, expected_gets)
     why: list[str] = []
     ranks = [rank for doubt in doubts for rank in doubt.ranks]
@@ -102,8 +106,24 @@ def judge(
         elif state in ("L1", "L2"):
             ranks += prompt.needle_ranks
     why += [f"answer has {sign}" for sign in score.signs]
+    if exact is not None and cold is not None and cold.evidence is not None:
+        why += _moved(answer, cold, exact)
     verdict: Verdict = "red" if why else "void" if doubts else "green"
     why += [f"{state} not proved: {doubt.text}" for doubt in doubts]
     return Cell(
-        prompt, state, verdict, tuple(why), tuple(sorted(set(ranks))), answer, score.found, seen
-    )
+        prompt, state, verdict, tuple(why), tuple(sorted(set(ranks))), answer.text, score.found,
+        seen, answer.logprobs,
+    )  # fmt: skip
+
+
+def _moved(answer: Answer, cold: Cell, exact: float) -> list[str]:
+    """Return how the answer of an exact model differs from its cold one; empty if it does not."""
+    if answer.text != cold.answer:
+        return [f"said {_words(answer.text)}, cold {_words(cold.answer)}: other KV"]
+    pairs = zip(answer.logprobs, cold.logprobs, strict=True)
+    most = max((abs(one - other) for one, other in pairs), default=0.0)
+    return [f"probabilities moved by {most:.3f} from the cold ones: other KV"] * (most > exact)
+
+
+def _words(text: str) -> str:
+    return repr(" ".join(text.split())[:120])

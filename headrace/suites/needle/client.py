@@ -28,12 +28,14 @@ class Answer:
         text: what the model said.
         prompt_tokens, cached: of the endpoint's usage; `cached` None if it does not say.
         seconds: from sending to the end.
+        logprobs: of the answer's tokens, if they were asked for.
     """
 
     text: str
     prompt_tokens: int
     cached: int | None
     seconds: float
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Endpoint:
         count: int,
         *,
         salt: str = "",
+        logprobs: bool = False,
         patience: float | None = None,
     ) -> Answer:
         """Return what follows the prompt `tokens`, at most `count` tokens, most likely ones.
@@ -131,6 +134,8 @@ class Endpoint:
         request: dict[str, Any] = {
             "model": self.model, "prompt": list(tokens), "max_tokens": count, "temperature": 0,
         }  # fmt: skip
+        if logprobs:
+            request["logprobs"] = 0
         if salt:
             request["cache_salt"] = salt
             request["kv_transfer_params"] = {"lmcache.tag.headrace": salt}
@@ -140,9 +145,11 @@ class Endpoint:
         try:
             usage = answer["usage"]
             details = usage.get("prompt_tokens_details") or {}
+            choice = answer["choices"][0]
+            found = choice["logprobs"]["token_logprobs"] if logprobs else ()
             return Answer(
-                answer["choices"][0]["text"], usage["prompt_tokens"], details.get("cached_tokens"),
-                seconds,
+                choice["text"], usage["prompt_tokens"], details.get("cached_tokens"), seconds,
+                tuple(map(float, found)),
             )  # fmt: skip
         except (KeyError, IndexError, TypeError, AttributeError) as strange:
             raise EndpointError(

@@ -25,6 +25,8 @@ class Dialect:
         answer_tokens: tokens asked for.
         words: makes that many words of haystack.
         scripts: of its letters; see `score.scripts_of`.
+        exact: how much logarithms of probabilities may differ between answers of a model that
+            says the same again and again; None for any other model.
     """
 
     opening: str
@@ -36,6 +38,7 @@ class Dialect:
     answer_tokens: int
     words: Callable[[random.Random, int], str]
     scripts: tuple[str, ...] = ("LATIN",)
+    exact: float | None = None
 
     def write(self, code: str) -> str:
         """Return a code as it stands in a prompt."""
@@ -66,23 +69,29 @@ PLAIN = Dialect(
     words=plain_words,
 )  # fmt: skip
 
+# In float32 the needle model's probabilities move by less than 1e-3 between ways of computing
+# the same, and by tenths if a chunk's KV is not what was stored.
+EXACT = 0.02
+
 
 def dialect(name: DialectName) -> Dialect:
     """Return a dialect by name."""
     if name == "plain":
         return PLAIN
     # Imported here: the model's module needs torch, which a client's machine need not have.
-    from headrace.suites.needle_model import KEYS, SPECIAL, filler
+    from headrace.suites.needle_model import KEYS, SAID, SPECIAL, STOP, filler
     from headrace.suites.needle_prompt import CODE_WORDS
 
     fillers = filler()
     return Dialect(
         opening=SPECIAL[1],
-        sentence="remember : the code for {key} is {code} .",
+        sentence=f"remember : the code for {{key}} is {{code}} {STOP}",
         question="question : what is the code for {key} ? answer : the code for {key} is",
         keys=KEYS,
         digits=CODE_WORDS,
         spaced=True,
-        answer_tokens=12,
+        # The code, the full stop, and the words that stand for all of the KV.
+        answer_tokens=CODE_WORDS + 1 + SAID,
         words=lambda rng, count: " ".join(rng.choices(fillers, k=count)),
+        exact=EXACT,
     )

@@ -48,9 +48,7 @@ def run_arm(asker: Asker, arm: str, prompt: Prompt) -> Cell:
 
     Green: the answer is right, in time, and so is the next one.
     """
-    cold = next(
-        (cell for cell in asker.cells if cell.prompt is prompt and cell.evidence), None
-    )  # fmt: skip
+    cold = asker.cold(prompt)
     cold_seconds = cold.evidence.seconds if cold and cold.evidence else 0.0
     limit = max(60.0, 3 * cold_seconds + 30.0)
     rank = asker.shards.ranks - 1

@@ -50,10 +50,9 @@ class Asker:
             )  # fmt: skip
         else:
             cell = judge(
-                prompt, state, answer.text,
-                score(answer.text, prompt, self.dialect, self.known), seen,
+                prompt, state, answer, score(answer.text, prompt, self.dialect, self.known), seen,
                 self.shards.expected(prompt) if len(self.shards) else (),
-                cold_was_right=state == "cold" or self.was_right(prompt, "cold"),
+                cold=self.cold(prompt), exact=self.dialect.exact,
             )  # fmt: skip
         self.note(cell)
         return cell
@@ -63,9 +62,7 @@ class Asker:
     ) -> tuple[Answer, Evidence]:
         """Return the answer, with what endpoint and servers counted for it."""
         gets, hits = self.shards.counters(), self.endpoint.hits()
-        answer = self.endpoint.complete(
-            prompt.tokens, self.dialect.answer_tokens, salt=salt, patience=patience
-        )
+        answer = self._complete(prompt, salt, patience)
         deadline = time.monotonic() + _COUNT_SECONDS
         after = self.endpoint.hits()
         while hits and after and time.monotonic() < deadline:
@@ -82,22 +79,23 @@ class Asker:
         self, prompt: Prompt, salt: str = "", patience: float | None = None
     ) -> tuple[Answer, Evidence]:
         """Return the answer without asking the servers: one of them may be away."""
-        answer = self.endpoint.complete(
-            prompt.tokens, self.dialect.answer_tokens, salt=salt, patience=patience
-        )
+        answer = self._complete(prompt, salt, patience)
         return answer, evidence_of(answer, (), None, None)
+
+    def _complete(self, prompt: Prompt, salt: str, patience: float | None) -> Answer:
+        return self.endpoint.complete(
+            prompt.tokens, self.dialect.answer_tokens, salt=salt,
+            logprobs=self.dialect.exact is not None, patience=patience,
+        )  # fmt: skip
 
     def note(self, cell: Cell) -> None:
         """Take a cell into the results."""
         self.cells.append(cell)
         self.on_cell(cell)
 
-    def was_right(self, prompt: Prompt, state: State) -> bool:
-        """Return whether `prompt` was answered right in `state`."""
-        return any(
-            cell.prompt is prompt and cell.state == state and cell.found == "right"
-            for cell in self.cells
-        )
+    def cold(self, prompt: Prompt) -> Cell | None:
+        """Return the cell of the first answer to `prompt`, if there was one."""
+        return next((cell for cell in self.cells if cell.prompt is prompt), None)
 
     def settle(self, before: Sequence[Counters], prompts: Sequence[Prompt]) -> list[Counters]:
         """Wait until the servers hold every whole chunk of `prompts`, or no longer get more.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.suites.needle.cells import Cell
+from headrace.suites.needle.cells import Cell, judge
+from headrace.suites.needle.client import Answer
 from headrace.suites.needle.dialect import PLAIN, dialect
 from headrace.suites.needle.distance import compare, distance
 from headrace.suites.needle.evidence import Evidence
@@ -92,3 +93,29 @@ def test_wilsons_interval() -> None:
     green, count, low, high = summary([cell] * 24)
     assert (green, count, high) == (24, 24, 1.0)
     assert low == pytest.approx(0.862, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "logprobs", "exact", "why"),
+    [
+        (" 4829137. on", (-0.1, -0.2), 0.02, ""),
+        (" 4829137. on", (-0.1, -0.21), 0.02, ""),
+        (" 4829137. on", (-0.1, -0.3), 0.02, "probabilities moved by 0.100 from the cold ones"),
+        (" 4829137. off", (-0.1, -0.2), 0.02, "said '4829137. off', cold '4829137. on': other KV"),
+        (" 4829137. off", (-0.1, -0.9), None, ""),
+    ],
+)
+def test_an_exact_model_must_say_what_it_said_cold(
+    text: str, logprobs: tuple[float, ...], exact: float | None, why: str
+) -> None:
+    """A right code is not enough where everything else is known to be the same as well."""
+    seen = Evidence(10, 8, (1, 1), 0, 8, 0.1)
+    cold = Cell(PROMPT, "cold", "green", (), (), " 4829137. on", "right", seen, (-0.1, -0.2))
+    answer = Answer(text, 10, 8, 0.1, logprobs)
+    cell = judge(
+        PROMPT, "L2", answer, score(text, PROMPT, PLAIN, KNOWN), seen, (1, 1),
+        cold=cold, exact=exact,
+    )  # fmt: skip
+    assert cell.found == "right"
+    assert cell.verdict == ("red" if why else "green"), cell.why
+    assert why in cell.seen()
