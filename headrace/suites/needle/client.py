@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -177,10 +177,10 @@ class Endpoint:
         except httpx.HTTPError as failure:
             raise self._down(failure) from failure
 
-    def wait(self, seconds: float) -> bool:
-        """Return whether the endpoint becomes healthy within `seconds`."""
+    def wait(self, seconds: float, alive: Callable[[], bool] = lambda: True) -> bool:
+        """Return whether the endpoint becomes healthy within `seconds`, and while it is `alive`."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and alive():
             try:
                 answer = self._client.get(f"{self.url}/health", timeout=_QUICK_SECONDS)
                 if answer.status_code == 200:

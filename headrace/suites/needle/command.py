@@ -12,11 +12,16 @@ import typer
 from headrace.errors import ConfigurationError
 from headrace.suites.needle.options import FAULTS, POST_LENGTHS, SUITE, DialectName, Options
 
+# What two cores answer in minutes.
+PRIVATE_RANKS, PRIVATE_LENGTHS = 2, (1100, 4000)
 _DIALECTS = ("plain", "needle-model")
 
 
 def needle(
-    endpoint: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server.")],
+    endpoint: Annotated[
+        str,
+        typer.Argument(metavar="[URL]", help="An OpenAI-compatible server.", show_default=False),
+    ] = "",
     model: Annotated[str, typer.Option(help="Its model. Default: the only one.")] = "",
     valkey: Annotated[
         list[str] | None,
@@ -26,11 +31,30 @@ def needle(
             "LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD log in.",
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks that share a prompt's chunks.")] = 8,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private", help="Needs no URL: an engine on this CPU, an exact model, Valkey shards."
+        ),
+    ] = False,
+    sync_loading: Annotated[
+        bool, typer.Option("--sync-loading", help="The private engine loads inside its steps.")
+    ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks that share a prompt's chunks: 8, with --private 2."),
+    ] = None,
     chunk_size: Annotated[int, typer.Option(min=16, help="Tokens of a chunk.")] = 256,
     lengths: Annotated[
-        str, typer.Option(help="Tokens of the prompts, separated by commas.")
-    ] = ",".join(map(str, POST_LENGTHS)),
+        str,
+        typer.Option(
+            help="Tokens of the prompts, separated by commas. Default: the post's six, "
+            "12,850 to 166,700; with --private 1,100 and 4,000.",
+        ),
+    ] = "",
+    brief: Annotated[
+        str, typer.Option(help="Tokens of further prompts, asked cold and from L2 only.")
+    ] = "",
     depths: Annotated[
         str, typer.Option(help="Percent, for every length. Default: one by chance for each.")
     ] = "",
@@ -90,13 +114,21 @@ def needle(
     17 if it does not report cached tokens, 18 if a server of --valkey cannot be reached, 2 for
     a bad option.
     """
+    if bool(endpoint) == private:
+        raise ConfigurationError(
+            "expected an address or --private, found both or neither; "
+            "for example headrace needle http://127.0.0.1:8000"
+        )
     options = Options(
         endpoint=endpoint,
+        private=private,
+        brief=_numbers("--brief", brief, 1, 10_000_000),
         model=model,
         valkey=tuple(valkey or ()),
-        ranks=ranks,
+        ranks=ranks or (PRIVATE_RANKS if private else 8),
         chunk=chunk_size,
-        lengths=_numbers("--lengths", lengths, 1, 10_000_000),
+        lengths=_numbers("--lengths", lengths, 1, 10_000_000)
+        or (PRIVATE_LENGTHS if private else POST_LENGTHS),
         depths=_numbers("--depths", depths, 0, 100),
         seams=seams,
         seed=secrets.randbelow(10**9) if seed is None else seed,
@@ -121,21 +153,25 @@ def needle(
         for wanted in chosen(plan(options), options.only):
             typer.echo(wanted.name)
         return
-    run(options)
+    run(options, async_loading=not sync_loading)
 
 
-def run(options: Options) -> None:
+def run(options: Options, *, async_loading: bool) -> None:
     """Run the suite, show it, write the report, and turn the verdict into the exit status."""
     from rich.console import Console
 
     from headrace.suites.needle.page import headline
+    from headrace.suites.needle.private import run_private
     from headrace.suites.needle.report import PAGE, write_report
     from headrace.suites.needle.run import run_suite
     from headrace.suites.results import raise_unless_green
     from headrace.suites.show import Reporter
 
     with Reporter(SUITE, Console()) as reporter:
-        outcome = run_suite(options, reporter.case)
+        if options.private:
+            outcome = run_private(options, reporter.case, async_loading=async_loading)
+        else:
+            outcome = run_suite(options, reporter.case)
         reporter.finish(outcome.results)
     write_report(outcome)
     typer.echo(f"{headline(outcome)}; seed {options.seed}; see {options.out / PAGE}")

@@ -30,9 +30,12 @@ class Options:
         ranks: W, the ranks that share a prompt's chunks.
         chunk: tokens of a chunk.
         lengths: tokens of each prompt, the question's included.
+        brief: tokens of prompts that are asked cold and from L2 only.
         depths: percent at which the needle lies, for every length; () for one by chance each.
         seams: also prompts around every border, and a needle for every rank.
         haystack: file with the text between the needles; None for text made from the seed.
+        private: the endpoint, its servers and its model are the suite's own; what names them here
+            is true for this run only.
         restart: shell command that restarts the engine; "kubectl:NAME" for a rollout of that
             deployment; "ask" to ask the user.
         logs: the engine's log files.
@@ -49,12 +52,14 @@ class Options:
     ranks: int = 8
     chunk: int = 256
     lengths: tuple[int, ...] = POST_LENGTHS
+    brief: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     seams: bool = True
     seed: int = 0
     haystack: Path | None = None
     dialect: DialectName = "plain"
     distractors: int = 8
+    private: bool = False
     restart: str = "ask"
     logs: tuple[Path, ...] = ()
     faults: tuple[str, ...] = ()
@@ -80,19 +85,21 @@ class Options:
 
         It is tagged: what this run left in L2 would be a hit in a second cold run.
         """
-        words: list[str] = ["headrace", SUITE, self.endpoint, "--seed", str(self.seed)]
-        words += ["--only", only, "--tag", f"{self.tag}again"]
+        words = ["headrace", SUITE, "--private" if self.private else self.endpoint]
+        words += ["--seed", str(self.seed), "--only", only]
         words += ["--ranks", str(self.ranks), "--chunk-size", str(self.chunk)]
-        words += ["--lengths", _joined(self.lengths), "--restart", self.restart]
-        words += ["--distractors", str(self.distractors), "--dialect", self.dialect]
-        for name, values in (
-            ("--valkey", self.valkey), ("--engine-log", self.logs), ("--fault", self.faults),
-        ):  # fmt: skip
-            words += [word for value in values for word in (name, str(value))]
+        words += ["--lengths", _joined(self.lengths), "--distractors", str(self.distractors)]
+        if not self.private:
+            words += ["--tag", f"{self.tag}again", "--restart", self.restart]
+            words += ["--dialect", self.dialect]
+            for name, values in (("--valkey", self.valkey), ("--engine-log", self.logs)):
+                words += [word for value in values for word in (name, str(value))]
+        words += [word for arm in self.faults for word in ("--fault", arm)]
         for name, text in (
-            ("--model", self.model), ("--depths", _joined(self.depths)),
-            ("--haystack", str(self.haystack or "")), ("--image", self.image),
-            ("--stop-shard", self.stop_shard), ("--start-shard", self.start_shard),
+            ("--model", "" if self.private else self.model), ("--depths", _joined(self.depths)),
+            ("--brief", _joined(self.brief)), ("--haystack", str(self.haystack or "")),
+            ("--image", self.image), ("--stop-shard", self.stop_shard),
+            ("--start-shard", self.start_shard),
         ):  # fmt: skip
             words += [name, text] if text else []
         return shlex.join(words if self.seams else [*words, "--no-seams"])

@@ -28,6 +28,7 @@ class Wanted:
             chunk that rank `value` owns; "border": across one; "fault": halfway, for the fault
             arm that `name` ends with.
         number: its place in the whole plan, which decides its codes.
+        brief: asked cold and from L2 only.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Wanted:
     kind: Kind
     value: int
     number: int
+    brief: bool = False
 
 
 def plan(options: Options) -> list[Wanted]:
@@ -53,7 +55,12 @@ def plan(options: Options) -> list[Wanted]:
         found["border"] = (rounds(options), "border", 0)
     for arm in options.faults:
         found[f"fault-{arm}"] = (rounds(options), "fault", 50)
-    return [Wanted(name, *what, number=number) for number, (name, what) in enumerate(found.items())]
+    brief = {f"{length}-brief": length for length in options.brief}
+    found |= {name: (length, "depth", rng.randint(0, 100)) for name, length in brief.items()}
+    return [
+        Wanted(name, *what, number=number, brief=name in brief)
+        for number, (name, what) in enumerate(found.items())
+    ]
 
 
 def chosen(wanted: Sequence[Wanted], only: Sequence[str]) -> list[Wanted]:

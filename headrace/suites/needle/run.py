@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from headrace.console import say
 from headrace.errors import PromptTooLongError
@@ -59,17 +60,25 @@ class Outcome:
         return [*(cell.result() for cell in self.cells), *self.whole]
 
 
-def run_suite(options: Options, on_result: Callable[[CaseResult], None]) -> Outcome:
+def run_suite(
+    options: Options,
+    on_result: Callable[[CaseResult], None],
+    restarter: Callable[[Endpoint], None] | None = None,
+) -> Outcome:
     """Run the chosen prompts through all states and return what was found.
 
-    `on_result` is called with each case as it ends.
+    Args:
+        on_result: called with each case as it ends.
+        restarter: restarts the engine; None to do it as `options.restart` says.
 
     Raises:
         ConfigurationError: an option cannot be followed.
         EndpointError, ModelNameError, NoCachedTokensError, PromptTooLongError, ShardError: the
             endpoint or a server cannot be used as it is.
     """
-    check(options.restart)
+    if restarter is None:
+        check(options.restart)
+        restarter = partial(restart, options.restart)
     check_faults(options)
     everything = plan(options)
     wanted = chosen(everything, options.only)
@@ -90,7 +99,7 @@ def run_suite(options: Options, on_result: Callable[[CaseResult], None]) -> Outc
             options, endpoint, shards, speech, register(prompts),
             lambda cell: on_result(cell.result()),
         )  # fmt: skip
-        rows = _states(asker, prompts, logs)
+        rows = _states(asker, prompts, logs, restarter)
     whole = [*_distances(asker.cells), *_log_cases(logs)]
     for result in whole:
         on_result(result)
@@ -135,22 +144,28 @@ def _prompts(
     ]  # fmt: skip
 
 
-def _states(asker: Asker, prompts: Sequence[Prompt], logs: LogWatch) -> list[ShardRow]:
+def _states(
+    asker: Asker,
+    prompts: Sequence[Prompt],
+    logs: LogWatch,
+    restarter: Callable[[Endpoint], None],
+) -> list[ShardRow]:
     plain = [prompt for prompt in prompts if prompt.wanted.kind != "fault"]
+    whole = [prompt for prompt in plain if not prompt.wanted.brief]
     before = asker.shards.counters()
     for prompt in prompts:
         asker.ask(prompt, "cold")
     stored = asker.settle(before, prompts)
-    if plain:
+    if whole:
         asker.endpoint.forget_own_prefixes()
-    for prompt in plain:
+    for prompt in whole:
         asker.ask(prompt, "L1")
     logs.read()
-    restart(asker.options.restart, asker.endpoint)
+    restarter(asker.endpoint)
     logs.skip()
     for prompt in plain:
         asker.ask(prompt, "L2")
-    for prompt in plain:
+    for prompt in whole:
         asker.ask(prompt, "control")
     logs.read()
     for prompt in prompts:

@@ -49,7 +49,9 @@ class Behaviour:
 class FakeEngine:
     """The engine and its HTTP server on loopback. A context manager."""
 
-    def __init__(self, servers: Sequence[valkey.Valkey], behaviour: Behaviour) -> None:
+    def __init__(
+        self, servers: Sequence[valkey.Valkey], behaviour: Behaviour, port: int = 0
+    ) -> None:
         self.servers = servers
         self.does = behaviour
         self.requests: list[dict[str, Any]] = []
@@ -59,7 +61,7 @@ class FakeEngine:
         self._l1: dict[str, list[int]] = {}
         self._own: set[tuple[str, tuple[int, ...]]] = set()
         self._hits = {"": 0, "external_": 0}
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
     def __enter__(self) -> Self:
@@ -111,7 +113,8 @@ class FakeEngine:
         usage: dict[str, Any] = {"prompt_tokens": len(tokens)}
         if self.does.reports_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": max(own - 1, hit)}
-        return {"choices": [{"text": answer}], "usage": usage}
+        choice = {"text": answer, "logprobs": {"token_logprobs": [-0.5] * len(answer.split())}}
+        return {"choices": [choice], "usage": usage}
 
     def metrics(self) -> str:
         return "".join(
