@@ -64,6 +64,7 @@ class Cell:
             "tokens": prompt.length, "depth": prompt.depth, "needle_token": prompt.place,
             "needle_chunks": list(prompt.needle_chunks), "needle_ranks": prompt.needle_ranks,
             "chunks": prompt.whole_chunks, "code": prompt.code, "answer": self.answer,
+            "logprobs": self.logprobs,
             "evidence": asdict(self.evidence) if self.evidence else None, "seed": options.seed,
             "model": model, "image": options.image, "again": options.again(prompt.name),
         }  # fmt: skip

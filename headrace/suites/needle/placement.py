@@ -23,7 +23,7 @@ def place(
         ValueError: no place fits.
     """
     last = end - size
-    if wanted.kind in ("depth", "fault"):
+    if wanted.kind in ("depth", "fault", "spoilt"):
         if last < first:
             raise ValueError(f"no room for a needle of {size} tokens in {wanted.length}")
         return first + round(wanted.value / 100 * (last - first))

@@ -14,7 +14,7 @@ from headrace.suites.needle.options import Options
 # Above this many tokens a model with sparse attention picks; the two sides take other paths.
 TOP_K = 2048
 
-Kind = Literal["depth", "rank", "border", "fault"]
+Kind = Literal["depth", "rank", "border", "fault", "spoilt"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Wanted:
         length: tokens.
         kind, value: where the needle lies. "depth": `value` percent of the way; "rank": inside a
             chunk that rank `value` owns; "border": across one; "fault": halfway, for the fault
-            arm that `name` ends with.
+            arm that `name` ends with; "spoilt": halfway, for the negative control.
         number: its place in the whole plan, which decides its codes.
         brief: asked cold and from L2 only.
     """
@@ -57,6 +57,8 @@ def plan(options: Options) -> list[Wanted]:
         found[f"fault-{arm}"] = (rounds(options), "fault", 50)
     brief = {f"{length}-brief": length for length in options.brief}
     found |= {name: (length, "depth", rng.randint(0, 100)) for name, length in brief.items()}
+    if options.private:
+        found |= {f"spoilt-{which}": (rounds(options), "spoilt", 50) for which in "ab"}
     return [
         Wanted(name, *what, number=number, brief=name in brief)
         for number, (name, what) in enumerate(found.items())

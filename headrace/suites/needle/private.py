@@ -152,7 +152,9 @@ def private_engine(
                 str(model), "--cpu", "--pcp", "1", "--tp", str(ranks), "--no-nixl",
                 "--no-expert-parallel", "--kv-cache-dtype", "auto", "--max-model-len", tokens,
                 "--longest-prompt", tokens, "--bytes-per-token", "4608", "--l1-gib", "1",
-                "--chunk-size", str(chunk), "--resp-threads", "2", "--remote-url", f"resp://{valkey}",
+                "--chunk-size", str(chunk), "--resp-threads", "2",
+                # A rank may wait for its core; an answer that never comes is found all the same.
+                "--lookup-timeout", "20000", "--remote-url", f"resp://{valkey}",
                 "--async-loading" if async_loading else "--sync-loading", "--",
                 # Latent attention on the CPU reads a prompt in one step.
                 "--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", tokens,

@@ -23,6 +23,7 @@ from headrace.suites.needle.prompt import Prompt, build, codes, register
 from headrace.suites.needle.restart import check, restart
 from headrace.suites.needle.score import scripts_of
 from headrace.suites.needle.shards import Shards
+from headrace.suites.needle.spoilt import ask_spoilt, exchange
 from headrace.suites.needle.states import Asker
 from headrace.suites.results import CaseResult, Verdict
 
@@ -99,8 +100,8 @@ def run_suite(
             options, endpoint, shards, speech, register(prompts),
             lambda cell: on_result(cell.result()),
         )  # fmt: skip
-        rows = _states(asker, prompts, logs, restarter)
-    whole = [*_distances(asker.cells), *_log_cases(logs)]
+        rows, spoilt = _states(asker, prompts, logs, restarter)
+    whole = [*spoilt, *_distances(asker.cells), *_log_cases(logs)]
     for result in whole:
         on_result(result)
     return Outcome(options, endpoint.model, asker.cells, rows, whole)
@@ -149,8 +150,8 @@ def _states(
     prompts: Sequence[Prompt],
     logs: LogWatch,
     restarter: Callable[[Endpoint], None],
-) -> list[ShardRow]:
-    plain = [prompt for prompt in prompts if prompt.wanted.kind != "fault"]
+) -> tuple[list[ShardRow], list[CaseResult]]:
+    plain = [prompt for prompt in prompts if prompt.wanted.kind not in ("fault", "spoilt")]
     whole = [prompt for prompt in plain if not prompt.wanted.brief]
     before = asker.shards.counters()
     for prompt in prompts:
@@ -161,26 +162,36 @@ def _states(
     for prompt in whole:
         asker.ask(prompt, "L1")
     logs.read()
+    spoilt = [prompt for prompt in prompts if prompt.wanted.kind == "spoilt"]
+    failure = exchange(asker, spoilt) if len(spoilt) > 1 else "the other prompt was left out"
     restarter(asker.endpoint)
     logs.skip()
     for prompt in plain:
         asker.ask(prompt, "L2")
     for prompt in whole:
         asker.ask(prompt, "control")
+    controls = ask_spoilt(asker, spoilt, failure)
     logs.read()
     for prompt in prompts:
         if prompt.wanted.kind == "fault":
             run_arm(asker, prompt.name.removeprefix("fault-"), prompt)
     # An arm makes an engine complain, rightly. It must not free anything twice.
     logs.read(only=("double frees",))
+    return _shard_rows(asker, prompts, plain, [each.keys for each in stored]), controls
+
+
+def _shard_rows(
+    asker: Asker, prompts: Sequence[Prompt], plain: Sequence[Prompt], stored: Sequence[int]
+) -> list[ShardRow]:
     seen = [cell.evidence for cell in asker.cells if cell.state == "L2" and cell.evidence]
-    expected = [asker.shards.expected(prompt) for prompt in prompts] if len(asker.shards) else []
-    plain_expected = [asker.shards.expected(prompt) for prompt in plain] if expected else []
+
+    def chunks(of: Sequence[Prompt], number: int) -> int:
+        return sum(asker.shards.expected(prompt)[number] for prompt in of)
+
     return [
         ShardRow(
-            f"{asker.shards.who(number)} ({address})",
-            stored[number].keys, sum(each[number] for each in expected),
-            sum(each.gets[number] for each in seen), sum(each[number] for each in plain_expected),
+            f"{asker.shards.who(number)} ({address})", stored[number], chunks(prompts, number),
+            sum(each.gets[number] for each in seen), chunks(plain, number),
         )
         for number, address in enumerate(asker.shards.addresses)
     ]  # fmt: skip

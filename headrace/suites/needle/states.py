@@ -43,7 +43,7 @@ class Asker:
         """Ask `prompt` and judge the answer as one of `state`."""
         salt = f"{self.options.tag}{secrets.token_hex(8)}" if state == "control" else ""
         try:
-            answer, seen = self.send(prompt, salt or self.options.tag)
+            answer, seen = self.send(prompt, salt or self.salt(prompt))
         except EndpointError as failure:
             cell = Cell(
                 prompt, state, "red", (f"no answer: {failure}",), (), "", "missing", None
@@ -56,6 +56,11 @@ class Asker:
             )  # fmt: skip
         self.note(cell)
         return cell
+
+    def salt(self, prompt: Prompt) -> str:
+        """Return the mark of a prompt's keys: the run's; of its own for a negative control."""
+        own = prompt.name if prompt.wanted.kind == "spoilt" else ""
+        return f"{self.options.tag}{own}"
 
     def send(
         self, prompt: Prompt, salt: str = "", patience: float | None = None

@@ -20,6 +20,7 @@ from typing import Any, Self
 import valkey
 
 _PIECES = re.compile(r"\s+|\d|[^\W\d]+|[^\w\s]")
+_LETTERS = str.maketrans("0123456789", "ghijklmnop")
 _ASKED = re.compile(r"the code for ([a-z ]+?) is\s*$")
 
 
@@ -43,6 +44,8 @@ class Behaviour:
     server_of: Callable[[int], int] | None = None
     # Called between lookup and load of a prompt from L2.
     between: Callable[[], None] | None = None
+    # Answers end with a word that depends on all that is believed, as the needle model's do.
+    sums: bool = False
     change: Callable[[str, str], str] = field(default=lambda answer, source: answer)
 
 
@@ -110,6 +113,9 @@ class FakeEngine:
         if self.does.connector:
             self._store(keys, believed)
         answer = self.does.change(self._answer(believed, tokens), source)
+        if self.does.sums:
+            words = hashlib.sha256(str(list(believed)).encode()).hexdigest()
+            answer += f" sum {words.translate(_LETTERS)[:12]}"
         usage: dict[str, Any] = {"prompt_tokens": len(tokens)}
         if self.does.reports_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": max(own - 1, hit)}
@@ -179,7 +185,7 @@ def chunk_keys(tokens: Sequence[int], chunk: int, salt: str = "") -> list[str]:
     digest, keys = hashlib.sha256(salt.encode()), []
     for index in range(len(tokens) // chunk):
         digest.update(str(tokens[index * chunk : (index + 1) * chunk]).encode())
-        keys.append(f"fake@{digest.hexdigest()}")
+        keys.append(f"fake@{digest.hexdigest()}@{salt}")
     return keys
 
 

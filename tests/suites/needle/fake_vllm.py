@@ -31,6 +31,7 @@ def main() -> None:
         chunk=int(os.environ["LMCACHE_CHUNK_SIZE"]),
         model=words[1],
         connector="no-cache" not in os.environ.get("FAKE_VLLM", ""),
+        sums="no-sums" not in os.environ.get("FAKE_VLLM", ""),
     )
     engine = FakeEngine(servers, behaviour, int(words[words.index("--port") + 1]))
     # A tokenizer outlives its process: the same numbers after a restart.

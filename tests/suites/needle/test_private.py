@@ -25,6 +25,8 @@ def test_it_brings_all_it_needs(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines()]
     states = {line["state"] for line in lines if line["prompt"] == "1500-brief"}
     assert states == {"cold", "L2"}
+    assert "green" in _control(ran.stdout)
+    assert "other KV" in _control(ran.stdout)
     assert lines[0]["again"].startswith("headrace needle --private --seed 4 --only ")
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False)
     assert left.stdout == b"", "no process is left"
@@ -33,6 +35,14 @@ def test_it_brings_all_it_needs(tmp_path: Path) -> None:
 def test_without_a_cache_it_is_void(tmp_path: Path) -> None:
     ran = _private(tmp_path, FAKE_VLLM="no-cache")
     assert ran.returncode == 12, ran.stdout + ran.stderr
+
+
+def test_a_model_that_does_not_notice_a_wrong_chunk_is_red(tmp_path: Path) -> None:
+    """The negative control: all else is green, and the answer with another's chunk as well."""
+    ran = _private(tmp_path, FAKE_VLLM="no-sums")
+    assert ran.returncode == 11, ran.stdout + ran.stderr
+    assert "2 of " in ran.stderr.splitlines()[-1]
+    assert "the cold answer, with another's chunk in it" in _control(ran.stdout)
 
 
 def test_an_engine_that_ends_is_one_line_with_its_log(tmp_path: Path) -> None:
@@ -65,6 +75,10 @@ def test_ports_differ_in_one_digit() -> None:
     assert base % 10 == 0
 
 
+def _control(output: str) -> str:
+    return next(line for line in output.splitlines() if "control/spoilt-a" in line)
+
+
 def _private(
     folder: Path, *, body: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
@@ -80,6 +94,7 @@ def _private(
         [
             sys.executable, "-m", "headrace.cli", "needle", "--private", "--seed", "4",
             "--lengths", "1000", "--brief", "1500", "--only", "1*-*", "--only", "rank-1",
+            "--only", "spoilt-*",
             "--out", str(folder / "out"),
         ],
         env={**os.environ, "PATH": path, **environment}, cwd=ROOT,
