@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from headrace.engine.settings import Decode, Prefill, pod
+from headrace.engine.settings_checks import CHECKS
 from headrace.engine.settings_command import launch
 from headrace.engine.settings_lmcache import known_settings, lmcache_settings, parse_assignments
-from headrace.engine.settings_refusals import _CHECKS, Plan, raise_if_refused
+from headrace.engine.settings_plan import Plan
+from headrace.engine.settings_refusals import raise_if_refused
 from headrace.errors import SettingsError
 
 
@@ -166,10 +168,10 @@ def test_names_that_lmcache_does_not_have_are_refused(tmp_path: Path) -> None:
     assert known_settings(tmp_path) == frozenset([*known, "old"])
     chosen = Prefill(model="m", mla=True, extra={"chunk_sise": 1})
     plan = Plan(chosen, lmcache_settings(chosen), lmcache=tmp_path)
-    said = [str(refusal) for check in _CHECKS for refusal in check(plan)]
+    said = [str(refusal) for check in CHECKS for refusal in check(plan)]
     assert [line.split(":")[0] for line in said] == ["chunk_sise", "pcp_shard_store"]
     (tmp_path / "v1" / "pcp_shard").mkdir()
-    said = [str(refusal) for check in _CHECKS for refusal in check(plan)]
+    said = [str(refusal) for check in CHECKS for refusal in check(plan)]
     assert [line.split(":")[0] for line in said] == ["chunk_sise"]
 
 

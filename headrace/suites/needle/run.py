@@ -7,17 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
-from headrace.console import say
 from headrace.errors import PromptTooLongError
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.dialect import Dialect, dialect
-from headrace.suites.needle.distance import compare, distance
-from headrace.suites.needle.evidence import STATES
 from headrace.suites.needle.faults import check_faults, run_arm
 from headrace.suites.needle.haystack import words_of_file
-from headrace.suites.needle.logs import FAULTS, LogWatch
-from headrace.suites.needle.options import SUITE, Options
+from headrace.suites.needle.logs import LogWatch
+from headrace.suites.needle.options import Options
+from headrace.suites.needle.overall import distances, log_cases
 from headrace.suites.needle.plan import Wanted, chosen, plan
 from headrace.suites.needle.prompt import Prompt, build, codes, register
 from headrace.suites.needle.restart import check, restart
@@ -25,7 +23,7 @@ from headrace.suites.needle.score import scripts_of
 from headrace.suites.needle.shards import Shards
 from headrace.suites.needle.spoilt import ask_spoilt, exchange
 from headrace.suites.needle.states import Asker
-from headrace.suites.results import CaseResult, Verdict
+from headrace.suites.results import CaseResult
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def run_suite(
             lambda cell: on_result(cell.result()),
         )  # fmt: skip
         rows, spoilt = _states(asker, prompts, logs, restarter)
-    whole = [*spoilt, *_distances(asker.cells), *_log_cases(logs)]
+    whole = [*spoilt, *distances(asker.cells), *log_cases(logs)]
     for result in whole:
         on_result(result)
     return Outcome(options, endpoint.model, asker.cells, rows, whole)
@@ -195,45 +193,3 @@ def _shard_rows(
         )
         for number, address in enumerate(asker.shards.addresses)
     ]  # fmt: skip
-
-
-def _distances(cells: Sequence[Cell]) -> list[CaseResult]:
-    """Judge, for each tier, whether its answers lie farther from cold ones than cold from cold."""
-    said = {(cell.prompt.name, cell.state): cell.answer for cell in cells if cell.evidence}
-    names = list(dict.fromkeys(cell.prompt.name for cell in cells))
-    results = []
-    for tier in ("L1", "L2"):
-        whole = [name for name in names if all((name, state) in said for state in STATES)]
-        if not whole:
-            continue
-        found = compare(
-            [
-                (distance(cold, said[name, tier]), distance(cold, said[name, "control"]))
-                for name in whole
-                for cold in [said[name, "cold"]]
-            ]
-        )
-        results.append(
-            CaseResult(
-                SUITE, f"distance/{tier}",
-                "answers no farther from cold ones than the two cold runs from each other",
-                f"{found.cached:.1%} of the characters differ, between the cold runs "
-                f"{found.cold:.1%}, over {len(whole)} prompts",
-                "red" if found.farther else "green", 0.0,
-            )
-        )  # fmt: skip
-    return results
-
-
-def _log_cases(logs: LogWatch) -> list[CaseResult]:
-    results = []
-    for fault in FAULTS:
-        lines = logs.found[fault]
-        verdict: Verdict = "red" if lines else "green"
-        seen = f"{len(lines)}: {lines[0]}" if lines else "none"
-        if not logs.paths:
-            verdict, seen = "void", "no log was named; add --engine-log FILE"
-        results.append(CaseResult(SUITE, f"log/{fault}", "none", seen, verdict, 0.0))
-    if any(logs.found.values()):
-        say(f"{SUITE}: the engine's log names faults; see the cases log/*")
-    return results
