@@ -9,12 +9,14 @@ from pathlib import Path
 
 from headrace.suites.needle_prompt import NeedlePrompt
 from tests.engine.needles import PROMPTS, chunks
+from tests.engine.paged_cache import lacking
 from tests.engine.real_engine import Answer, RealEngine
 from tests.engine.settings import RANKS, cache_settings
 from tests.engine.shards import Shards, shards
 
 # What a load may wait for a silent server.
-READ_SECONDS = 2
+# Longer than the scheduler waits for the answer to a lookup (3 s), as by default.
+READ_SECONDS = 5
 # Room for one longest prompt and a little more, so that a few requests at once do not fit.
 BLOCKS = 300
 
@@ -62,12 +64,14 @@ class Life:
     Attributes:
         gets, sets: calls that each server was sent for the prompt.
         keys: those that each server holds since.
+        lacking: blocks of the prompt's chunks that each rank's paged cache lacked afterwards.
     """
 
     answers: dict[str, Answer] = field(default_factory=dict)
     gets: dict[str, list[int]] = field(default_factory=dict)
     sets: dict[str, list[int]] = field(default_factory=dict)
     keys: dict[str, list[set[bytes]]] = field(default_factory=dict)
+    lacking: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -95,8 +99,8 @@ def deployment(mode: Mode, model: Path, logs: Path) -> Iterator[Deployment]:
     with shards(RANKS) as servers:
         first = _engine(mode, servers, model, logs / f"{mode.name}-first.log")
         with first:
-            cold = _watched(first, servers, mode, stores=True)
-            local = _watched(first, servers, mode, stores=False)
+            cold = _watched(first, servers, mode)
+            local = _watched(first, servers, mode, cold)
         with _engine(mode, servers, model, logs / f"{mode.name}-second.log") as second:
             yield Deployment(mode, servers, cold, local, first.faults(), second)
 
@@ -106,18 +110,19 @@ def _engine(mode: Mode, servers: Shards, model: Path, log: Path) -> RealEngine:
     return RealEngine(model, log, mode.settings(servers.url), num_gpu_blocks_override=BLOCKS)
 
 
-def _watched(engine: RealEngine, servers: Shards, mode: Mode, stores: bool) -> Life:
-    """Ask every prompt; with `stores` wait each time until its chunks are on the servers."""
+def _watched(engine: RealEngine, servers: Shards, mode: Mode, cold: Life | None = None) -> Life:
+    """Ask every prompt; the first time wait until each one's chunks are on the servers."""
     life = Life()
     held = servers.keys()
     for name, prompt in PROMPTS.items():
         servers.reset_calls()
         (life.answers[name],) = engine.ask(prompt.tokens)
-        if stores:
+        if cold is None:
             counts = zip(held, mode.kept(prompt), strict=True)
             servers.wait_for_keys([len(keys) + new for keys, new in counts])
         now = servers.keys()
-        life.keys[name] = [set(new) - set(old) for new, old in zip(now, held, strict=True)]
         life.gets[name], life.sets[name] = servers.calls("get"), servers.calls("set")
+        life.keys[name] = [set(new) - set(old) for new, old in zip(now, held, strict=True)]
+        life.lacking[name] = lacking(engine, servers, (cold or life).keys[name])
         held = now
     return life

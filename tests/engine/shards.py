@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from headrace.errors import MachineError
@@ -55,6 +55,13 @@ class Shards:
         while (found := [len(keys) for keys in self.keys()]) != counts:
             assert time.monotonic() < until, f"expected {counts} keys on the shards, found {found}"
             time.sleep(0.05)
+
+    def values(self, rank: int, keys: Iterable[bytes]) -> list[bytes]:
+        """Return the values of keys of a server, all of which are there."""
+        with contextlib.closing(self.servers[rank].client()) as client:
+            found = [cast("bytes | None", client.get(key)) for key in keys]
+        assert None not in found, "expected the chunks on the server, found them gone"
+        return cast("list[bytes]", found)
 
     def delete(self, rank: int, keys: list[bytes]) -> None:
         """Delete keys of a server, all of which are there."""

@@ -14,6 +14,7 @@ import pytest
 
 from tests.engine.deployment import READ_SECONDS, Deployment
 from tests.engine.needles import ABORTED, GONE, PROMPTS, SOUND, SPOILT, SWAPPED, chunks, needle
+from tests.engine.paged_cache import lacking, paged_digests
 from tests.engine.settings import CHUNK, RANKS
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
@@ -26,6 +27,7 @@ LET_GO_SECONDS = 10.0
 WRONG_COUNT = re.compile(r"Double|is negative")
 LONG_ANSWER = 200
 NOTHING = [0] * RANKS
+LAYERS = 2
 # The owner of the chunk that is spoilt.
 SPOILT_RANK = 1
 # Seeds of prompts that were never asked.
@@ -46,6 +48,7 @@ def test_cold(deployed: Deployment, name: str) -> None:
     assert answer.tokens == PROMPTS[name].answer
     assert deployed.cold.gets[name] == NOTHING
     assert deployed.cold.sets[name] == deployed.mode.kept(PROMPTS[name])
+    assert deployed.cold.lacking[name] == NOTHING
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -56,6 +59,7 @@ def test_from_memory(deployed: Deployment, name: str) -> None:
     assert answer.cached == cached(name)
     assert deployed.local.gets[name] == NOTHING
     assert deployed.local.sets[name] == NOTHING
+    assert_whole(name, deployed.local.lacking[name])
 
 
 @pytest.mark.parametrize("name", SOUND)
@@ -66,6 +70,7 @@ def test_from_the_servers(deployed: Deployment, name: str) -> None:
     assert answer.tokens == PROMPTS[name].answer
     assert answer.cached == cached(name)
     assert deployed.servers.calls("get") == deployed.mode.kept(PROMPTS[name])
+    assert_whole(name, lacking(deployed.engine, deployed.servers, deployed.cold.keys[name]))
 
 
 def test_no_fault_in_the_logs(deployed: Deployment) -> None:
@@ -92,7 +97,7 @@ def test_several_at_once(deployed: Deployment) -> None:
     answers = deployed.engine.ask(*(PROMPTS[name].tokens for name in names))
     for name, answer in zip(names, answers, strict=True):
         assert (answer.tokens, answer.cached) == (PROMPTS[name].answer, cached(name))
-    assert_let_go(deployed)
+    assert_settled(deployed)
 
 
 def test_a_chunk_that_is_gone_before_the_lookup(deployed: Deployment) -> None:
@@ -113,7 +118,7 @@ def test_a_chunk_that_is_gone_before_the_lookup(deployed: Deployment) -> None:
             len([chunk for chunk in deployed.mode.on_server(PROMPTS[GONE], rank) if chunk < found])
             for rank in range(RANKS)
         ]
-    assert_let_go(deployed)
+    assert_settled(deployed)
 
 
 @pytest.mark.parametrize("when", ["prefill", "load", "decode"])
@@ -128,7 +133,7 @@ def test_abort(deployed: Deployment, when: str) -> None:
     )
     (answer,) = deployed.engine.ask(prompt.tokens)
     assert answer.tokens == prompt.answer
-    assert_let_go(deployed)
+    assert_settled(deployed)
 
 
 def test_preemption(deployed: Deployment) -> None:
@@ -139,7 +144,7 @@ def test_preemption(deployed: Deployment) -> None:
     together = deployed.engine.ask(*prompts, count=LONG_ANSWER)
     assert deployed.engine.preemptions > before, "nothing was preempted"
     assert [answer.tokens for answer in together] == alone
-    assert_let_go(deployed)
+    assert_settled(deployed)
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -160,19 +165,30 @@ def test_spoilt_between_lookup_and_load(deployed: Deployment, name: str) -> None
     assert answer.seconds < FAULT_SECONDS
     # vLLM goes on to report as cached what it found out to be lost.
     loaded = answer.cached - (deployed.engine.recomputed() - before)
-    assert loaded == deployed.mode.on_server(PROMPTS[name], server)[0] * CHUNK
+    # The scheduler gives up a lookup whose prefetch hangs, and loads nothing.
+    given_up = deployed.mode.loads_ahead and name == "silent"
+    assert loaded == (0 if given_up else deployed.mode.on_server(PROMPTS[name], server)[0] * CHUNK)
     if name == "silent":
         time.sleep(SILENT_SECONDS)
     if name == "stopped":
         deployed.servers.servers[server].stop()
         deployed.servers.servers[server].start()
     assert_sound(deployed)
-    assert_let_go(deployed)
+    assert_settled(deployed)
 
 
 def test_no_wrong_count_in_the_logs(deployed: Deployment) -> None:
     """After all of the above, nothing was let go twice."""
     assert [line for line in deployed.engine.faults() if WRONG_COUNT.search(line)] == []
+
+
+def assert_whole(name: str, lacked: list[int]) -> None:
+    """Every rank holds every byte of the prompt's whole chunks, the last token's block apart.
+
+    That token is computed once more if all were loaded, alone, and then rounds differently.
+    """
+    most = 0 if len(PROMPTS[name].tokens) % CHUNK else LAYERS
+    assert max(lacked) <= most, f"blocks that each rank lacks: {lacked}"
 
 
 def spoil(deployed: Deployment, commands: list[list[str]]) -> None:
@@ -197,8 +213,13 @@ def assert_sound(deployed: Deployment) -> None:
         assert found == (prompt.answer, 0 if tier == "cold" else chunks(prompt) * CHUNK, gets)
 
 
-def assert_let_go(deployed: Deployment) -> None:
-    """No rank's chunks are pinned, or held by anything but the local tier, for long."""
+def assert_settled(deployed: Deployment) -> None:
+    """All ranks' paged caches are equal, and no chunk is pinned or held for long.
+
+    The local tier's own hold does not count.
+    """
+    first, *others = paged_digests(deployed.engine)
+    assert all(other == first for other in others), "the ranks hold different KV"
     until = time.monotonic() + LET_GO_SECONDS
     while True:
         ranks = deployed.engine.workers("cache_view")

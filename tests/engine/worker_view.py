@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,13 @@ class WorkerView:
         if engine.storage_manager is not None:
             engine.storage_manager.local_cpu_backend.clear()
 
+    def block_digests(self) -> list[list[str]]:
+        """Return a digest of each block of this rank's paged cache, layer by layer."""
+        return [
+            [digest(block.contiguous().numpy().tobytes()) for block in layer]
+            for layer in self.model_runner.kv_caches  # type: ignore[attr-defined]  # the worker's
+        ]
+
     def cache_view(self) -> dict[str, Any]:
         """Return counts of this rank's chunks in memory.
 
@@ -64,6 +72,11 @@ class WorkerView:
             "extra_refs": sum(chunk.get_ref_count() - 1 for chunk in chunks),
             "bytes": local.memory_allocator.pin_allocator.total_allocated_size,
         }
+
+
+def digest(block: bytes) -> str:
+    """Return what stands for the bytes of a block."""
+    return hashlib.blake2b(block, digest_size=16).hexdigest()
 
 
 def _cache_engine() -> Any:
