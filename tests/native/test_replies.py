@@ -96,9 +96,12 @@ def _meet(
     held = (AFTER,) if command == "SET" else (AFTER, *keys)
     server.store = {key: value_of(key, SIZE) for key in held}
     server.scripts = {(command, "scripted"): delivery.script}
+    server.commands.clear()
     done = _run(driver, command, keys)
 
     where = f"{delivery.name}, place {place}: {done}"
+    asked = {sent for sent, _ in server.commands}
+    assert asked == {"TOUCH" if command == "LOOKUP" else command}, where
     meaning = reply.meaning(command) if delivery.complete else "failed"
     wanted = [True] * BATCH
     wanted[place] = meaning == "yes"

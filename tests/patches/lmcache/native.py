@@ -29,7 +29,7 @@ class NativeClient:
         return self._completion("SET", self._client.submit_batch_set(keys, _views(buffers)))
 
     def exists(self, keys: list[str]) -> Completion:
-        return self._completion("EXISTS", self._client.submit_batch_exists(keys))
+        return self._completion("a lookup", self._client.submit_batch_exists(keys))
 
     def close(self) -> None:
         self._client.close()
