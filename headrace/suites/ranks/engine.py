@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -110,15 +110,27 @@ def _broadcast_object(value: Any, source: int) -> Any:
     return box[0]
 
 
-def provide_stable_hash() -> None:
-    """Stand in for vLLM's `sha256_cbor`, which LMCache would import from there.
+def stand_in_for_vllm(*, with_hash: bool) -> None:
+    """Put in place what LMCache imports from vLLM for its hashes.
 
-    Without it LMCache falls back to Python's seeded hash without a word that a test would see.
+    The hash that every chain of chunks begins with is the hash of a text, as vLLM's is: Python's
+    own hash of that differs from process to process. Without `with_hash` LMCache does not find
+    `sha256_cbor`, and falls back to Python's without a word that a test would see.
     """
-    module = ModuleType("vllm.utils.hashing")
-    module.sha256_cbor = _sha256_cbor  # type: ignore[attr-defined]
-    module.get_hash_fn_by_name = _hash_by_name  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
+    utils = ModuleType("vllm.v1.core.kv_cache_utils")
+
+    def init_none_hash(function: Callable[[Any], Any]) -> None:
+        utils.NONE_HASH = function("the hash before the first chunk")  # type: ignore[attr-defined]
+
+    utils.init_none_hash = init_none_hash  # type: ignore[attr-defined]
+    core = ModuleType("vllm.v1.core")
+    core.kv_cache_utils = utils  # type: ignore[attr-defined]
+    hashing = ModuleType("vllm.utils.hashing")
+    if with_hash:
+        hashing.sha256_cbor = _sha256_cbor  # type: ignore[attr-defined]
+        hashing.get_hash_fn_by_name = _hash_by_name  # type: ignore[attr-defined]
+    for module in (utils, core, hashing):
+        sys.modules[module.__name__] = module
 
 
 def _hash_by_name(name: str) -> Any:
@@ -132,7 +144,9 @@ def _sha256_cbor(value: Any) -> bytes:
 
 
 def _cbor(value: Any) -> bytes:
-    """Encode tuples of integers of at most 64 bits, which is all that a chunk's hash is made of."""
+    """Encode what a chunk's hash is made of: tuples, texts, integers of at most 64 bits."""
+    if isinstance(value, str):
+        return _cbor_head(3, len(value.encode())) + value.encode()
     if isinstance(value, tuple):
         return _cbor_head(4, len(value)) + b"".join(map(_cbor, value))
     return _cbor_head(0, value) if value >= 0 else _cbor_head(1, -1 - value)

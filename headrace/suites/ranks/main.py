@@ -6,8 +6,8 @@ import os
 
 from headrace.suites.ranks.process import serve
 
-# Set in the environment: no stand-in for the hash function that LMCache takes from vLLM.
-WITHOUT_VLLM = "HEADRACE_RANKS_WITHOUT_VLLM"
+# Set in the environment: LMCache does not find the hash function that it takes from vLLM.
+WITHOUT_HASH = "HEADRACE_RANKS_WITHOUT_HASH"
 
 
 def prepare() -> None:
@@ -18,8 +18,7 @@ def prepare() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     from headrace.suites.ranks import engine, rank
 
-    if WITHOUT_VLLM not in os.environ:
-        engine.provide_stable_hash()
+    engine.stand_in_for_vllm(with_hash=WITHOUT_HASH not in os.environ)
     del rank
 
 

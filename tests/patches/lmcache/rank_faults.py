@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ class FaultyRank(Rank):
         super().__init__()
         self._taken: list[Any] = []
         self._planted: list[Callable[[], None]] = []
+        self._hanging: list[threading.Thread] = []
+        self._healed = threading.Event()
 
     def act(self, fault: str, **about: Any) -> dict[str, Any]:
         """Do `fault` now.
@@ -54,6 +57,10 @@ class FaultyRank(Rank):
         for memory_obj in self._taken:
             memory_obj.ref_count_down()
         self._taken = []
+        self._healed.set()
+        for thread in self._hanging:
+            thread.join()
+        self._hanging = []
         engine = self.engine
         engine.set_health_monitor(None)
         for restore in self._planted:
@@ -88,6 +95,7 @@ class FaultyRank(Rank):
             "server stopped": lambda about: os.kill(about["pid"], signal.SIGKILL),
             "server silent": lambda about: os.kill(about["pid"], signal.SIGSTOP),
             "allocator empty": lambda _: self._take_all(),
+            "read hangs": lambda _: self._hang(),
             "exception": lambda _: self._raise(),
             "rank unhealthy": lambda _: self.engine.set_health_monitor(Unhealthy()),
             "request aborted": lambda about: self.engine.lookup_unpin(about["request"]),
@@ -119,6 +127,11 @@ class FaultyRank(Rank):
             if taken is None:
                 return
             self._taken.append(taken)
+
+    def _hang(self) -> None:
+        self._hanging.append(threading.current_thread())
+        self._healed.clear()
+        self._healed.wait()
 
     def _raise(self) -> None:
         raise PlantedError("planted")

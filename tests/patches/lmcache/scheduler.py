@@ -11,7 +11,7 @@ from lmcache.v1.config import LMCacheEngineConfig
 from lmcache.v1.lookup_client.factory import LookupClientFactory
 from lmcache.v1.metadata import LMCacheMetadata
 
-from headrace.suites.ranks.engine import provide_stable_hash
+from headrace.suites.ranks.engine import stand_in_for_vllm
 from headrace.suites.ranks.prompt import tokens_of
 from headrace.suites.ranks.settings import Settings
 from tests.patches.lmcache.deadline import wait_until
@@ -55,7 +55,7 @@ class Scheduler:
 @contextlib.contextmanager
 def scheduler(settings: Settings, world: int) -> Iterator[Scheduler]:
     """Connect to the lookup servers of `world` ranks; settings.extra["engine_id"] finds them."""
-    provide_stable_hash()
+    stand_in_for_vllm(with_hash=True)
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=settings.chunk_size,
         save_unfull_chunk=False,

@@ -256,3 +256,13 @@ def test_eight_ranks(source: Template, tmp_path: Path) -> None:
         assert found(pool, labels, tail=tail) == chunks * 256
         assert_loaded(pool.each("load", labels=labels, tail=tail), chunks, settings)
         pool.each("release")
+
+
+@pytest.mark.patched_only(reason="on the pinned release clear does not reach a server at all")
+def test_clear_empties_every_shard(ranks: tuple[RankPool, Shards, Settings]) -> None:
+    pool, shards, _ = ranks
+    pool.each("store", labels=LABELS)
+    assert all(shards.names())
+    pool.each("clear")
+    assert shards.names() == [set(), set(), set()]
+    assert found(pool, LABELS) == 0
