@@ -34,7 +34,7 @@ END_SECONDS = 20.0
 # What no sound run logs: wrong counts, something given up, a load that fell short.
 FAULTS = re.compile(
     r"Traceback|\b(?:ERROR|CRITICAL)\b|"
-    r"WARNING.*(?:Double (?:unpin|free)|is negative|time(?:d )?out|failed|degraded)"
+    r"WARNING.*(?:Double (?:unpin|free)|is negative|time(?:d )?out|still waiting|failed|degraded)"
 )
 
 RECOMPUTED = re.compile(r"Recovered from KV load failure: .* rescheduled \((\d+) tokens affected")
