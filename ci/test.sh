@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The test suite: lint, the two LMCache builds that the tests compare, upstream's own tests of what
-# the series touches, then ours. Arguments go to pytest; with any, upstream's tests are left out.
+# the series touches, ours, and a real engine's. Arguments go to pytest; with any, upstream's and the
+# engine's are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
@@ -12,4 +13,7 @@ if [ $# -eq 0 ]; then
     "$python" build.py upstream --scope touched
 fi
 # What hangs is a finding: each test has a deadline, and dumps its stacks when it passes.
-exec "$python" -X faulthandler -m pytest --durations=15 "$@"
+"$python" -X faulthandler -m pytest --durations=15 "$@"
+if [ $# -eq 0 ]; then
+    ci/engine.sh
+fi
