@@ -163,6 +163,38 @@ def test_an_attempt_that_is_overtaken(two: Ranks) -> None:
     assert [rank.retrieve(PROMPT, "a") for rank in two.ranks] == [ALL, ALL]
 
 
+@pytest.mark.patched_only(reason="on stock the first attempt's event takes the place as well")
+def test_an_attempt_that_is_overtaken_between_two_tiers() -> None:
+    """The first has loads of one tier and still asks the other when the second waits for loads."""
+    with lookup_ranks(chunks=2) as ranks:
+        [rank] = ranks.ranks
+        behind = rank.add_tier(2)
+        rank.tier.waits, behind.lookups_wait = True, True
+        assert ranks.ask(PROMPT) is None
+        wait_until(lambda: bool(behind.lookups), SECONDS, "the second tier was not asked")
+        ranks.client.clear_lookup_status("a")
+        behind.lookups_wait = False
+        assert ranks.ask(PROMPT) is None
+        wait_until(lambda: len(behind.lookups) == 2, SECONDS, "the second tier was not asked")
+        ranks.settle()
+        behind.lookups[0].complete()
+        ranks.settle()
+        for number in (1, 2):
+            rank.load_submitted(number).complete()
+        assert ranks.answer(PROMPT) == ALL, "the first attempt's end was taken for the second's"
+        assert rank.retrieve(PROMPT, "a") == ALL
+
+
+@pytest.mark.patched_only(reason="on stock a request's end forgets a prefetch that is running")
+def test_a_lookup_that_a_worker_ended_promises_nothing(two: Ranks) -> None:
+    assert two.ask(PROMPT) is None
+    loads = [rank.load_submitted() for rank in two.ranks]
+    two.ranks[1].engine.lookup_unpin("a")
+    for load in loads:
+        load.complete()
+    assert two.answer(PROMPT) == 0, "chunks were promised that are gone"
+
+
 @pytest.mark.patched_only(reason="the pinned release has no attempts")
 def test_a_cleanup_of_an_earlier_attempt_frees_nothing(two: Ranks) -> None:
     for rank in two.ranks:
