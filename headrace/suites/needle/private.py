@@ -154,7 +154,10 @@ def private_engine(
                 "--longest-prompt", tokens, "--bytes-per-token", "4608", "--l1-gib", "1",
                 "--chunk-size", str(chunk), "--resp-threads", "2",
                 # A rank may wait for its core; an answer that never comes is found all the same.
-                "--lookup-timeout", "20000", "--remote-url", f"resp://{valkey}",
+                "--lookup-timeout", "20000",
+                # Between two looks for an answer vLLM's processes spin; on two cores they would
+                # keep the servers from running for seconds at the deployment's half millisecond.
+                "--set", "extra_config.lookup_backoff_time=0.02", "--remote-url", f"resp://{valkey}",
                 "--async-loading" if async_loading else "--sync-loading", "--",
                 # Latent attention on the CPU reads a prompt in one step.
                 "--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", tokens,
