@@ -20,4 +20,4 @@ if [ "$(cat "$engine/headrace-lock" 2>/dev/null || true)" != "$wanted" ]; then
     }
     echo "$wanted" >"$engine/headrace-lock"
 fi
-exec "$python" -X faulthandler -m pytest -m engine tests/engine --durations=15 "$@"
+exec "$python" -m tests.engine.run --durations=5 "$@"

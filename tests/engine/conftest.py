@@ -1,10 +1,12 @@
 """Fixtures of the real engine's tests, and why they are left out by default.
 
-They need the environment of `make engine`, and minutes: `make test` deselects the marker `engine`.
+They need the environment that `make engine` makes, and minutes. `tests/engine/run.py` runs them; a
+plain run of pytest leaves the marker `engine` out. HEADRACE_ENGINE_MODE names one mode to run.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +14,10 @@ import pytest
 
 from headrace.pipeline.layout import Layout
 from headrace.suites.needle_model import write_needle_model
-from tests.engine.deployment import Deployment, Mode, deployment
+from tests.engine.deployment import MODES, Deployment, deployment
 from tests.suites.sites import ROOT
 
-MODES = [
-    Mode("plain", sharded=False, loads_ahead=False),
-    Mode("sharded", sharded=True, loads_ahead=False),
-    Mode("sharded-async", sharded=True, loads_ahead=True),
-]
+WANTED = os.environ.get("HEADRACE_ENGINE_MODE")
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +36,11 @@ def logs() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=MODES, ids=lambda mode: mode.name)
+@pytest.fixture(
+    scope="module",
+    params=[mode for mode in MODES if WANTED in (None, mode.name)],
+    ids=lambda mode: mode.name,
+)
 def deployed(
     request: pytest.FixtureRequest, needle_model: Path, logs: Path
 ) -> Iterator[Deployment]:

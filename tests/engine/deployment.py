@@ -57,6 +57,13 @@ class Mode:
         return [len(self.on_server(prompt, server)) for server in range(RANKS)]
 
 
+MODES = [
+    Mode("plain", sharded=False, loads_ahead=False),
+    Mode("sharded", sharded=True, loads_ahead=False),
+    Mode("sharded-async", sharded=True, loads_ahead=True),
+]
+
+
 @dataclass
 class Life:
     """What an engine answered to each prompt while the servers were watched.
