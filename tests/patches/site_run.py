@@ -88,9 +88,11 @@ def stock_reasons(file: Path) -> dict[str, str]:
     The file is read, not imported: it needs an LMCache.
     """
     for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STOCK_REASONS":
-            reasons: dict[str, str] = ast.literal_eval(node.value)
-            return reasons
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == "STOCK_REASONS":
+                reasons: dict[str, str] = ast.literal_eval(node.value)
+                return reasons
     raise AssertionError(f"{file}: expected a module-level STOCK_REASONS, found none")
 
 

@@ -37,12 +37,14 @@ STOCK_REASONS = {
     "test_stores_that_are_queued_reach_the_server": r"close\(\) of the back end did not return",
     "test_a_back_end_closes_without_its_loop": r"close\(\) of the back end did not return",
     "test_a_storage_manager_closes_twice": r"close\(\) of the manager did not return",
+    "test_the_pool_closes_when_nothing_uses_it": r"close\(\) of the manager did not return",
     "test_the_executor_closes_over_jobs_that_do_not_end": r"the shutdown did not|a caller did not",
     "test_a_closed_executor_takes_no_jobs": r"a late job did not return",
     "test_a_shutdown_that_would_wait_for_itself_is_refused": r"the shutdown did not return",
 }
 
 SECONDS = 3.0
+PAUSE_SECONDS = 0.5
 # What a shutdown gives to the jobs that are left; five seconds unless a test says so.
 PATIENCE_SECONDS = 0.5
 
@@ -158,9 +160,8 @@ def test_a_back_end_closes_without_its_loop(server: ValkeyServer) -> None:
         rank.backend.loop.close()
 
 
-def test_a_storage_manager_closes_twice(
-    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def manager_of(server: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a storage manager with a pool and a server."""
     config = LMCacheEngineConfig.from_defaults(
         chunk_size=TOKENS,
         local_cpu=True,
@@ -185,10 +186,40 @@ def test_a_storage_manager_closes_twice(
     with monkeypatch.context() as patch:
         # On the release its thread never ends, and would keep the process.
         patch.setattr(threading, "Thread", functools.partial(threading.Thread, daemon=True))
-        manager = StorageManager(config, metadata, EventManager())
+        return StorageManager(config, metadata, EventManager())
+
+
+def test_a_storage_manager_closes_twice(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = manager_of(server, monkeypatch)
     for _ in range(2):
         within(SECONDS, "close() of the manager", manager.close)
         assert not manager.thread.is_alive()
+
+
+def test_the_pool_closes_when_nothing_uses_it(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = manager_of(server, monkeypatch)
+    pool = manager.storage_backends["LocalCPUBackend"]
+    remote = manager.storage_backends["RemoteBackend"]
+    close, left = pool.close, []
+
+    def close_pool() -> None:
+        left.append(len(remote.put_tasks))
+        close()
+
+    monkeypatch.setattr(pool, "close", close_pool)
+    keys = [key(index) for index in range(8)]
+    with server.paused():
+        shapes, dtypes = manager.metadata.get_shapes(), manager.metadata.get_dtypes()
+        stored = [manager.allocate(shapes, dtypes, busy_loop=False) for _ in keys]
+        manager.batched_put(keys, stored)
+        (closing,) = started([manager.close])
+        time.sleep(PAUSE_SECONDS)
+    closing.result_within(2 * SECONDS, "close() of the manager")
+    assert left == [0], f"{left[0]} stores read from the pool that was closed"
 
 
 def shut_down(executor: AsyncPQExecutor, loop: LoopThread, *, wait: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,12 +13,15 @@ from lmcache.v1.lookup_client.async_lookup_message import (
     LookupRequestMsg,
     LookupResponseMsg,
 )
+from lmcache.v1.lookup_client.chunk_statistics_lookup_client import ChunkStatisticsLookupClient
+from lmcache.v1.lookup_client.hit_limit_lookup_client import HitLimitLookupClient
 
 from tests.patches.lmcache.deadline import wait_until, within
 from tests.patches.lmcache.lookup_ranks import SECONDS, TOKENS, Ranks, lookup_ranks, prompt
 
 # Why each test fails on the pinned release; the runner matches these with its messages.
 STOCK_REASONS = {
+    "test_an_abort_passes_through_a_wrapping_client": r"an abort would raise in the scheduler",
     "test_a_lookup_that_timed_out_is_a_miss": r"asking again raised KeyError",
     "test_a_timeout_gives_late_chunks_back": r"kept the chunks of a lookup that timed out",
     "test_giving_up_gives_the_chunks_back": r"kept the chunks of a lookup that was given up",
@@ -250,3 +254,18 @@ def test_messages_without_a_number(two: Ranks) -> None:
     for rank in two.ranks:
         rank.server.send_response_to_scheduler("a", ALL)
     assert two.answer(PROMPT) == ALL
+
+
+@pytest.mark.parametrize("wrapper", [HitLimitLookupClient, ChunkStatisticsLookupClient])
+def test_an_abort_passes_through_a_wrapping_client(wrapper: Any) -> None:
+    class Wrapped:
+        cancelled: str | None = None
+
+        def cancel_lookup(self, lookup_id: str) -> None:
+            self.cancelled = lookup_id
+
+    client = object.__new__(wrapper)
+    client.actual_lookup_client = wrapped = Wrapped()
+    assert hasattr(client, "cancel_lookup"), "an abort would raise in the scheduler"
+    client.cancel_lookup("request")
+    assert wrapped.cancelled == "request"

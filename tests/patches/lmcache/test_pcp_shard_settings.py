@@ -36,6 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lookup_server_worker_ids": [0]}, "lookup_server_worker_ids=[0]"),
     ({"lookup_server_worker_ids": [0, 2]}, "lookup_server_worker_ids=[0, 2]"),
     ({"extra_config": {"pcp_shard_timeout_secs": 2}}, "pcp_shard_timeout_secs=2"),
+    ({"enable_controller": True, "lmcache_worker_ids": [0]}, "lmcache_worker_ids=[0]"),
 ]
 
 
@@ -99,6 +100,12 @@ def test_what_turns_it_on(value: object) -> None:
 @pytest.mark.parametrize("value", [False, 0, "false", "off", None])
 def test_what_leaves_it_off(value: object) -> None:
     assert not is_enabled(shard_config(extra_config={"pcp_shard_store": value}))
+
+
+@pytest.mark.parametrize("value", ["treu", 2, 0.5])
+def test_what_is_neither_is_refused(value: object) -> None:
+    with pytest.raises(ShardSettingsError, match=r"pcp_shard_store=.* neither true nor false"):
+        is_enabled(shard_config(extra_config={"pcp_shard_store": value}))
 
 
 def test_it_is_off_by_default() -> None:

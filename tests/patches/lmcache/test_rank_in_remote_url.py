@@ -112,6 +112,7 @@ def test_whatever_reads_the_url_reads_the_ranks(
             {"pcp_shard_store": False},
             "without the sharded",
         ),
+        ("remote_url", "resp://valkey-{rank}:1", {"pcp_shard_store": "off"}, "without the sharded"),
         ("remote_url", "resp://me:secret@valkey-{Rank}:1", SHARDED, r"found {Rank}"),
         ("remote_url", "resp://valkey-{}:6379", SHARDED, "found {}"),
         ("remote_url", "resp://valkey:637{world}", {}, "found {world}"),
