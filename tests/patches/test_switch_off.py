@@ -6,6 +6,7 @@ the same calls with the same arguments and results, and leave the same bytes on 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -62,6 +63,7 @@ def test_a_changed_call_shows(hardened: Path) -> None:
     )
 
 
+@functools.cache
 def trace(folder: Path, *words: str) -> list[str]:
     """Return the calls that the steps make on the LMCache in `folder`, a line for each step."""
     ran = subprocess.run(
