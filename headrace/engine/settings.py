@@ -88,13 +88,13 @@ class Prefill(Pod):
     async_loading: bool = True
     chunk_size: int = Field(default=256, ge=1)
     hash_algorithm: str = "sha256_cbor"
-    l1_gib: float = Field(default=256.0, gt=0)
+    l1_gib: float = Field(default=256.0, gt=0, allow_inf_nan=False)
     longest_prompt: int = Field(default=200_000, ge=1)
     bytes_per_token: int = Field(default=GLM_5_3_BYTES, ge=1)
     resp_threads: int = Field(default=32, ge=1)
     blocking_timeout_s: int = Field(default=10, ge=1)
     lookup_timeout_ms: int = Field(default=3000, ge=1)
-    lookup_backoff_s: float = Field(default=0.0005, gt=0)
+    lookup_backoff_s: float = Field(default=0.0005, gt=0, allow_inf_nan=False)
     gpu_connector_v3: bool = False
     extra: dict[str, Any] = Field(default_factory=dict)
 

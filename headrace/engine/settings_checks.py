@@ -21,7 +21,8 @@ from headrace.engine.settings_lmcache import (
     known_settings,
     lmcache_environment,
 )
-from headrace.engine.settings_plan import Plan, Refusal
+from headrace.engine.settings_numbers import worker_ids
+from headrace.engine.settings_plan import Plan, Refusal, leave_out
 from headrace.errors import SettingsError
 
 GIB = 1024**3
@@ -79,32 +80,30 @@ def _switches(plan: Plan) -> Iterator[Refusal]:
     for name in (*(shard if plan.sharded else ()), *resp):
         if plan.on(name) and (name in shard or plan.sharded or has_remote):
             beside = "pcp_shard_store" if plan.sharded else "a resp:// remote_url"
-            yield Refusal(name, f"false with {beside}", "true", _leave_out(plan, name))
+            yield Refusal(name, f"false with {beside}", "true", leave_out(plan, name))
     if plan.sharded:
         for name in ("save_only_first_rank", "remote_enable_mla_worker_id_as0"):
             if name in plan.settings[NESTED] and not plan.on(name):
                 yield Refusal(name, "not to be false with pcp_shard_store: keys have one name on "
-                              "all ranks", "false", _leave_out(plan, name))  # fmt: skip
+                              "all ranks", "false", leave_out(plan, name))  # fmt: skip
         for name in ("external_lookup_client", "maru_path"):
             if plan.settings.get(name):
                 yield Refusal(
                     name, "none with pcp_shard_store", str(plan.settings[name]),
-                    _leave_out(plan, name),
+                    leave_out(plan, name),
                 )  # fmt: skip
     if has_remote and plan.settings.get("remote_serde") != "naive":
         yield Refusal("remote_serde", "naive", str(plan.settings.get("remote_serde")),
-                      _leave_out(plan, "remote_serde"))  # fmt: skip
+                      leave_out(plan, "remote_serde"))  # fmt: skip
 
 
 def _lookup_servers(plan: Plan) -> Iterator[Refusal]:
-    ids = plan.settings.get("lookup_server_worker_ids")
-    if isinstance(ids, str):
-        ids = [int(word) for word in re.findall(r"\d+", ids)]
+    ids = worker_ids(plan)
     if plan.sharded and ids and sorted(ids) != list(range(plan.pod.ranks)):
         yield Refusal(
             "lookup_server_worker_ids",
             f"all {plan.pod.ranks} ranks, or none named, with pcp_shard_store", str(ids),
-            _leave_out(plan, "lookup_server_worker_ids"),
+            leave_out(plan, "lookup_server_worker_ids"),
         )  # fmt: skip
 
 
@@ -169,7 +168,7 @@ def _l1_share(plan: Plan) -> Iterator[Refusal]:
             "--l1-gib",
             f"at least {math.ceil(need * ranks / GIB * 10) / 10:g}: {need / 1e9:.2f} GB on each of "
             f"{ranks} ranks for {pod.longest_prompt} tokens",
-            f"{plan.settings['max_local_cpu_size']:g}, {budget / ranks / 1e9:.2f} GB a rank",
+            f"{budget / GIB:g}, {budget / ranks / 1e9:.2f} GB a rank",
             "raise --l1-gib, or lower --longest-prompt",
         )  # fmt: skip
 
@@ -220,11 +219,6 @@ def _config(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as broken:
         raise SettingsError(f"{path}: expected a model's configuration, found {broken}") from broken
     return content if isinstance(content, dict) else {}
-
-
-def _leave_out(plan: Plan, name: str) -> str:
-    variable = f"LMCACHE_{name.upper()}"
-    return f"unset {variable}" if variable in plan.inherited else f"leave --set {name} out"
 
 
 CHECKS: tuple[Callable[[Plan], Iterator[Refusal]], ...] = (

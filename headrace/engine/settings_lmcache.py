@@ -98,7 +98,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
             raise SettingsError(f"--set {key}: expected one value, found two; leave one out")
         try:
             parsed[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             parsed[key] = {"True": True, "False": False}.get(value, value)
     return parsed
 
@@ -142,4 +142,7 @@ def _text(value: Any) -> str:
         return value
     if value is None or isinstance(value, bool):
         return str(value)
+    if isinstance(value, list) and all(isinstance(one, int | float | str) for one in value):
+        # LMCache splits the text at commas; brackets would cost it the whole list.
+        return ",".join(map(str, value))
     return json.dumps(value)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.engine.settings import Prefill
-from headrace.engine.settings_lmcache import NESTED, installed_lmcache, lmcache_settings
+from headrace.engine.settings_lmcache import NESTED, PREFIX, installed_lmcache, lmcache_settings
 
 _TRUE = ("true", "1", "yes", "on")
 
@@ -52,3 +52,9 @@ class Plan:
 def plan_of(pod: Prefill, inherited: Mapping[str, str]) -> Plan:
     """Return the plan for this machine."""
     return Plan(pod, lmcache_settings(pod, inherited), inherited, installed_lmcache())
+
+
+def leave_out(plan: Plan, name: str) -> str:
+    """Return what to do about a setting that may not be there."""
+    variable = PREFIX + name.upper()
+    return f"unset {variable}" if variable in plan.inherited else f"leave --set {name} out"

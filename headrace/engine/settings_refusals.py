@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from headrace.engine.settings import Decode, Pod, Prefill
 from headrace.engine.settings_checks import CHECKS
 from headrace.engine.settings_command import OWN_OPTIONS, option_name
+from headrace.engine.settings_numbers import number_refusals
 from headrace.engine.settings_plan import Refusal, plan_of
 from headrace.errors import SettingsError
 
@@ -20,7 +21,8 @@ def raise_if_refused(pod: Pod, inherited: Mapping[str, str]) -> None:
     refusals = list(_pod_refusals(pod))
     if isinstance(pod, Prefill):
         plan = plan_of(pod, inherited)
-        refusals += [refusal for check in CHECKS for refusal in check(plan)]
+        numbers = list(number_refusals(plan))
+        refusals += numbers or [refusal for check in CHECKS for refusal in check(plan)]
     if refusals:
         raise SettingsError("\n".join(map(str, refusals)))
 
