@@ -14,12 +14,14 @@ from headrace.engine.settings_lmcache import lmcache_environment, lmcache_settin
 # What a user may not append: it would contradict what was checked. Short forms are vLLM's.
 OWN_OPTIONS = frozenset(
     {
-        "--host", "--port", "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp",
+        "--model", "--host", "--port", "--tensor-parallel-size", "-tp",
+        "--pipeline-parallel-size", "-pp",
         "--prefill-context-parallel-size", "-pcp", "--decode-context-parallel-size", "-dcp",
         "--enable-expert-parallel", "-ep", "--no-enable-expert-parallel", "--compilation-config",
         "-cc", "--kv-cache-dtype", "--max-model-len", "--speculative-config", "-sc",
         "--kv-transfer-config", "--disable-hybrid-kv-cache-manager", "--config",
         "--no-disable-hybrid-kv-cache-manager", "--enable-prompt-tokens-details",
+        "--no-enable-prompt-tokens-details",
     }
 )  # fmt: skip
 
@@ -51,10 +53,18 @@ class Launch:
         return json.dumps(data, indent=2)
 
 
-def option_name(word: str) -> str:
-    """Return the option in one word of a command line: vLLM takes _ for - and dotted parts."""
+def own_option(word: str) -> str | None:
+    """Return which of `OWN_OPTIONS` a word of vLLM's command line may set, None if it sets none.
+
+    vLLM takes _ for -, dotted parts, and any beginning that fits one option.
+    """
     name = word.split("=", 1)[0].split(".", 1)[0]
-    return name.replace("_", "-") if name.startswith("--") else name
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    elif not name.startswith("-") or name == "-":
+        return None
+    found = (own for own in OWN_OPTIONS if own.startswith(name))
+    return min(found, key=lambda own: (len(own), own), default=None)
 
 
 def launch(pod: Pod, inherited: Mapping[str, str]) -> Launch:
@@ -91,8 +101,9 @@ def _prefill(pod: Prefill, inherited: Mapping[str, str]) -> Launch:
         parallel += ["--pipeline-parallel-size", str(pod.pp)]
     if pod.dcp > 1:
         parallel += ["--decode-context-parallel-size", str(pod.dcp)]
-    if pod.pcp > 1 and pod.dcp == 1:
-        # vLLM 0.31.0 refuses CUDA graphs for sparse latent attention on these ranks.
+    if not pod.cpu:
+        # vLLM 0.31.0 refuses CUDA graphs for sparse latent attention under prefill context
+        # parallelism, and a step in a full graph passes over LMCache's load without a word.
         parallel += ["--compilation-config", json.dumps({"cudagraph_mode": "NONE"})]
     settings = lmcache_settings(pod, inherited)
     return Launch(

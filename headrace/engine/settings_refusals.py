@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from headrace.engine.settings import Decode, Pod, Prefill
 from headrace.engine.settings_checks import CHECKS
-from headrace.engine.settings_command import OWN_OPTIONS, option_name
+from headrace.engine.settings_command import own_option
 from headrace.engine.settings_numbers import number_refusals
 from headrace.engine.settings_plan import Refusal, plan_of
 from headrace.errors import SettingsError
@@ -28,10 +28,15 @@ def raise_if_refused(pod: Pod, inherited: Mapping[str, str]) -> None:
 
 
 def _pod_refusals(pod: Pod) -> Iterator[Refusal]:
+    side = "decode" if isinstance(pod, Decode) else "prefill"
+    if pod.extra_args and not pod.extra_args[0].startswith("-"):
+        yield Refusal(
+            "MODEL", "one word", f"{pod.extra_args[0]!r} behind it",
+            f"write headrace serve {side} MODEL [OPTIONS] -- [OPTIONS OF VLLM]",
+        )  # fmt: skip
     for word in pod.extra_args:
-        if option_name(word) in OWN_OPTIONS:
-            side = "decode" if isinstance(pod, Decode) else "prefill"
+        if own := own_option(word):
             yield Refusal(
-                word, "an option that headrace does not write itself", f"{word!r} after --",
-                f"use the options of headrace serve {side}",
+                word, f"an option that headrace does not write itself, as it does {own}",
+                f"{word!r} after --", f"use the options of headrace serve {side}",
             )  # fmt: skip
