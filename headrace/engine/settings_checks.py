@@ -7,14 +7,9 @@ runs on without its second tier.
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator
 
+from headrace.engine.settings_layout import POD_CHECKS
 from headrace.engine.settings_lmcache import (
     NESTED,
     is_setting,
@@ -23,41 +18,12 @@ from headrace.engine.settings_lmcache import (
 )
 from headrace.engine.settings_numbers import worker_ids
 from headrace.engine.settings_plan import Plan, Refusal, leave_out
-from headrace.errors import SettingsError
+from headrace.engine.settings_remote import remote_url_refusals, shown
 
-GIB = 1024**3
-# Tokens of a block of vLLM's sparse latent attention; a chunk is copied in whole blocks.
-BLOCK = 64
 # Equal in every process, whatever its hash seed.
 STABLE_HASHES = ("sha256_cbor", "sha256_cbor_64bit")
 # What a rank waits for the others if nothing else is set.
 SHARD_SECONDS = 60
-
-
-def _remote_url(plan: Plan) -> Iterator[Refusal]:
-    url = str(plan.settings.get("remote_url", ""))
-    if not url:
-        return
-    unknown = [name for name in re.findall(r"\{([^{}]*)\}", url) if name != "rank"]
-    rest = url.replace("{rank}", "0")
-    if unknown or "{" in rest or "}" in rest:
-        what = f"{{{unknown[0]}}}" if unknown else "an unpaired brace"
-        yield Refusal("remote_url", "no placeholder but {rank}", f"{what} in {url}",
-                      "write {rank} where a worker's rank goes")  # fmt: skip
-        return
-    if "{rank}" in url and not plan.sharded:
-        yield Refusal(
-            "remote_url", "no {rank} without pcp_shard_store", url,
-            "add --sharded, or name one server for all ranks",
-        )  # fmt: skip
-    try:
-        parts = urlsplit(rest)
-        whole = parts.scheme == "resp" and parts.hostname and parts.port
-    except ValueError:
-        whole = None
-    if not whole:
-        yield Refusal("remote_url", "resp://HOST:PORT", url,
-                      "name the Valkey servers, for example resp://valkey-{rank}:6379")  # fmt: skip
 
 
 def _hashes(plan: Plan) -> Iterator[Refusal]:
@@ -89,7 +55,7 @@ def _switches(plan: Plan) -> Iterator[Refusal]:
         for name in ("external_lookup_client", "maru_path"):
             if plan.settings.get(name):
                 yield Refusal(
-                    name, "none with pcp_shard_store", str(plan.settings[name]),
+                    name, "none with pcp_shard_store", shown(plan.settings[name]),
                     leave_out(plan, name),
                 )  # fmt: skip
     if has_remote and plan.settings.get("remote_serde") != "naive":
@@ -118,75 +84,14 @@ def _timeouts(plan: Plan) -> Iterator[Refusal]:
         )  # fmt: skip
 
 
-def _parallel(plan: Plan) -> Iterator[Refusal]:
-    for setting, value, why in (
-        ("--pp", plan.pod.pp, "two stages would write one key"),
-        ("--dcp", plan.pod.dcp, "the ranks would hold parts of the KV"),
-    ):
-        if plan.sharded and value > 1:
-            yield Refusal(setting, f"1 with pcp_shard_store ({why})", str(value),
-                          f"leave {setting} out, or add --no-sharded")  # fmt: skip
-    if plan.pod.pcp > 1 and plan.pod.pp > 1 and not plan.sharded:
-        yield Refusal("--pp", "1 with --pcp above 1 (vLLM 0.31.0)", str(plan.pod.pp),
-                      "leave --pp out")  # fmt: skip
-
-
-def _cpu(plan: Plan) -> Iterator[Refusal]:
-    pod = plan.pod
-    for setting, bad, expected, found in (
-        ("--pcp", pod.pcp > 1, "1", str(pod.pcp)),
-        ("--nixl", pod.nixl, "--no-nixl", "--nixl"),
-        ("--kv-cache-dtype", pod.kv_cache_dtype != "auto", "auto", pod.kv_cache_dtype),
-    ):
-        if pod.cpu and bad:
-            yield Refusal(setting, f"{expected} with --cpu", found,
-                          "add --pcp 1 --no-nixl --kv-cache-dtype auto")  # fmt: skip
-
-
-def _latent_attention(plan: Plan) -> Iterator[Refusal]:
-    if not plan.sharded or plan.pod.mla:
-        return
-    expected = "a model with multi-head latent attention for pcp_shard_store"
-    config = Path(plan.pod.model) / "config.json"
-    if plan.pod.mla is False:
-        yield Refusal("model", expected, "--no-mla", "add --no-sharded")
-    elif not config.is_file():
-        yield Refusal("model", expected, f"{plan.pod.model}, whose config.json is not here",
-                      "name its folder, or add --mla if it has it")  # fmt: skip
-    elif not _config(config).get("kv_lora_rank"):
-        yield Refusal("model", expected, f"no kv_lora_rank in {config}", "add --no-sharded")
-
-
-def _l1_share(plan: Plan) -> Iterator[Refusal]:
-    """The smallest budget that works is one longest prompt's share on the most loaded rank."""
-    pod = plan.pod
-    chunk, ranks = int(plan.settings["chunk_size"]), pod.ranks if plan.sharded else 1
-    budget = float(plan.settings["max_local_cpu_size"]) * GIB
-    need = math.ceil(pod.longest_prompt // chunk / ranks) * chunk * pod.bytes_per_token
-    if budget / ranks < need:
+def _internal_server(plan: Plan) -> Iterator[Refusal]:
+    """LMCache 0.5.5's own server runs any script that is sent to it."""
+    host = str(plan.settings.get("internal_api_server_host", "0.0.0.0"))  # noqa: S104  # its default
+    if plan.on("internal_api_server_enabled") and host != "127.0.0.1":
         yield Refusal(
-            "--l1-gib",
-            f"at least {math.ceil(need * ranks / GIB * 10) / 10:g}: {need / 1e9:.2f} GB on each of "
-            f"{ranks} ranks for {pod.longest_prompt} tokens",
-            f"{budget / GIB:g}, {budget / ranks / 1e9:.2f} GB a rank",
-            "raise --l1-gib, or lower --longest-prompt",
-        )  # fmt: skip
-
-
-def _chunks(plan: Plan) -> Iterator[Refusal]:
-    if int(plan.settings["chunk_size"]) % BLOCK:
-        yield Refusal("chunk_size", f"a multiple of {BLOCK}, the tokens of a block",
-                      str(plan.settings["chunk_size"]), "leave --chunk-size out")  # fmt: skip
-    if plan.pod.longest_prompt > plan.pod.max_model_len:
-        yield Refusal("--longest-prompt", f"at most --max-model-len ({plan.pod.max_model_len})",
-                      str(plan.pod.longest_prompt), "lower it")  # fmt: skip
-
-
-def _failed_loads(plan: Plan) -> Iterator[Refusal]:
-    if plan.pod.load_failure_policy == "recompute" and plan.pod.pcp > 1:
-        yield Refusal(
-            "--load-failure-policy", "fail with --pcp above 1: vLLM 0.31.0 answers wrongly after a "
-            "recompute there (vllm issue 49250)", "recompute", "leave --load-failure-policy out",
+            "internal_api_server_host", "127.0.0.1 with internal_api_server_enabled: whoever "
+            "reaches LMCache 0.5.5's server can run code in the engine", shown(host),
+            "add --set internal_api_server_host=127.0.0.1",
         )  # fmt: skip
 
 
@@ -209,19 +114,11 @@ def _inherited(plan: Plan) -> Iterator[Refusal]:
             yield Refusal(variable, "unset: its settings would join these unseen", found,
                           "unset it, and give its settings as --set NAME=VALUE")  # fmt: skip
         elif is_setting(variable) and ours.get(variable, found) != found:
-            yield Refusal(variable, f"unset, or {ours[variable]}", found,
+            yield Refusal(variable, f"unset, or {shown(ours[variable])}", shown(found),
                           "unset it, and use the option or --set")  # fmt: skip
 
 
-def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as broken:
-        raise SettingsError(f"{path}: expected a model's configuration, found {broken}") from broken
-    return content if isinstance(content, dict) else {}
-
-
 CHECKS: tuple[Callable[[Plan], Iterator[Refusal]], ...] = (
-    _remote_url, _hashes, _switches, _lookup_servers, _timeouts, _parallel, _cpu,
-    _latent_attention, _l1_share, _chunks, _failed_loads, _names, _inherited,
+    remote_url_refusals, _hashes, _switches, _lookup_servers, _timeouts, _internal_server,
+    *POD_CHECKS, _names, _inherited,
 )  # fmt: skip
