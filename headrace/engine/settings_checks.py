@@ -7,11 +7,14 @@ runs on without its second tier.
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable, Iterator
 
 from headrace.engine.settings_layout import POD_CHECKS
 from headrace.engine.settings_lmcache import (
     NESTED,
+    PREFIX,
     is_setting,
     known_settings,
     lmcache_environment,
@@ -24,6 +27,8 @@ from headrace.engine.settings_remote import remote_url_refusals, shown
 STABLE_HASHES = ("sha256_cbor", "sha256_cbor_64bit")
 # What a rank waits for the others if nothing else is set.
 SHARD_SECONDS = 60
+# Kubernetes adds these for each service, and a service may have a name that starts with lmcache.
+_OF_A_SERVICE = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_(TCP|UDP|SCTP)\w*)?)")
 
 
 def _hashes(plan: Plan) -> Iterator[Refusal]:
@@ -99,9 +104,19 @@ def _names(plan: Plan) -> Iterator[Refusal]:
     """Settings that LMCache does not have would be ignored without a word."""
     known = known_settings(plan.lmcache) if plan.lmcache else None
     for name in plan.settings:
+        variable = PREFIX + name.upper()
+        inherited = variable in plan.inherited
         if known is not None and name not in known:
-            yield Refusal(name, f"one of the {len(known)} settings of the installed LMCache",
-                          "another name", "see --set extra_config.NAME")  # fmt: skip
+            if inherited and _OF_A_SERVICE.fullmatch(variable):
+                continue
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"write {close[0]}" if close else "see --set extra_config.NAME"
+            yield Refusal(
+                variable if inherited else name,
+                f"one of the {len(known)} settings of the installed LMCache",
+                repr(variable if inherited else name),
+                f"{meant}, or {leave_out(plan, name)}",
+            )  # fmt: skip
     if plan.sharded and plan.lmcache and not (plan.lmcache / "v1" / "pcp_shard").is_dir():
         yield Refusal("pcp_shard_store", "an LMCache that has the sharded store",
                       str(plan.lmcache), "install headrace's, or add --no-sharded")  # fmt: skip

@@ -75,7 +75,7 @@ def launch(pod: Pod, inherited: Mapping[str, str]) -> Launch:
         return Launch(
             (*_common(pod, _nixl(pod, "kv_consumer")), *pod.extra_args),
             _environment(pod),
-            _DECODE_LIMITS,
+            (*_unreachable(pod, inherited), *_DECODE_LIMITS),
         )
     raise TypeError(f"expected a prefill or a decode pod, found {type(pod).__name__}")
 
@@ -105,11 +105,16 @@ def _prefill(pod: Prefill, inherited: Mapping[str, str]) -> Launch:
         # vLLM 0.31.0 refuses CUDA graphs for sparse latent attention under prefill context
         # parallelism, and a step in a full graph passes over LMCache's load without a word.
         parallel += ["--compilation-config", json.dumps({"cudagraph_mode": "NONE"})]
-    settings = lmcache_settings(pod, inherited)
+    # What the engine inherits it has already, and passwords of it need not be printed.
+    settings = lmcache_settings(pod)
     return Launch(
         (*_common(pod, transfer), *parallel, *pod.extra_args),
         {**_environment(pod, pod.nixl), **lmcache_environment(settings)},
-        (*(_NIXL_LIMITS if pod.nixl and pod.pcp > 1 else ()), *_PREFILL_LIMITS),
+        (
+            *(_unreachable(pod, inherited) if pod.nixl else ()),
+            *(_NIXL_LIMITS if pod.nixl and pod.pcp > 1 else ()),
+            *_PREFILL_LIMITS,
+        ),
     )
 
 
@@ -143,8 +148,21 @@ def _environment(pod: Pod, nixl: bool = True) -> dict[str, str]:
     if nixl:
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(pod.nixl_port)
         if pod.nixl_host:
-            environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = pod.nixl_host
+            environment[_NIXL_HOST] = pod.nixl_host
     return environment
+
+
+def _unreachable(pod: Pod, inherited: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what is to be said of a pod whose NIXL has no address."""
+    if pod.nixl_host or inherited.get(_NIXL_HOST):
+        return ()
+    return (
+        "NIXL answers at localhost only, where other pods cannot reach this one; add --nixl-host "
+        f"with the pod's address, or set {_NIXL_HOST}",
+    )
+
+
+_NIXL_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 
 
 _NIXL_LIMITS = (
@@ -156,6 +174,6 @@ _PREFILL_LIMITS = (
     "in the in-process mode; it needs a patch for layer groups, which is not written yet",
 )
 _DECODE_LIMITS = (
-    "the prefill pods must run the same vLLM version with the same model name, KV dtype and draft "
-    "tokens, or NIXL refuses the handshake",
+    "the prefill pods must run the same vLLM version with the same model name, attention backend, "
+    "KV dtype and draft tokens, or NIXL refuses the handshake",
 )

@@ -15,10 +15,19 @@ from headrace.errors import SettingsError
 PREFIX = "LMCACHE_"
 NESTED = "extra_config"
 
-# Variables that LMCache reads beside its settings; they say nothing about how it caches.
+# Variables that LMCache 0.5.5 reads beside its settings. They say nothing about how it caches.
 _OTHER_VARIABLES = frozenset(
-    {"LOG_LEVEL", "TRACK_USAGE", "RESP_USERNAME", "RESP_PASSWORD", "RESP_HOST", "RESP_PORT"}
-)
+    {
+        "CONFIG_FILE", "DEVICE_BACKEND", "DISABLE_BANNER", "FORCE_SKIP_SAVE",
+        "GPU_STAGING_BUFFER_BYTES", "LOG_LEVEL", "MP_TRANSFER_MODE", "MQ_TIMEOUT",
+        "OFFLOAD_RPC_PORT", "SERVER_URL", "TRACK_USAGE", "USAGE_TRACK_INTERVAL", "USAGE_TRACK_URL",
+    }
+)  # fmt: skip
+_OTHER_PREFIXES = (
+    "AEROSPIKE_", "CONTROLLER_CONFIG_", "COORDINATOR_", "EC_", "MUSA_", "PLUGIN_",
+    "REQUEST_TELEMETRY_", "RESP_", "RUNTIME_PLUGIN_CONFIG", "RUNTIME_PLUGIN_ROLE",
+    "RUNTIME_PLUGIN_WORKER_",
+)  # fmt: skip
 
 
 def lmcache_settings(pod: Prefill, inherited: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -26,8 +35,8 @@ def lmcache_settings(pod: Prefill, inherited: Mapping[str, str] | None = None) -
 
     Args:
         pod: whose `extra` settings win over the others.
-        inherited: the environment that the engine would inherit; its LMCache variables that we
-            do not set count as well, as plain text.
+        inherited: the environment that the engine would inherit, for the checks: its LMCache
+            variables that we do not set count as well, as plain text.
 
     Raises:
         SettingsError: a nested setting is given beside a whole "extra_config".
@@ -72,8 +81,13 @@ def lmcache_settings(pod: Prefill, inherited: Mapping[str, str] | None = None) -
 
 
 def is_setting(variable: str) -> bool:
-    """Return whether LMCache would read `variable` as one of its settings."""
-    return variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in _OTHER_VARIABLES
+    """Return whether `variable` is meant as one of LMCache's settings."""
+    name = variable.removeprefix(PREFIX)
+    return (
+        variable.startswith(PREFIX)
+        and name not in _OTHER_VARIABLES
+        and not name.startswith(_OTHER_PREFIXES)
+    )
 
 
 def lmcache_environment(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.engine.settings import Decode, Prefill, pod
-from headrace.engine.settings_checks import CHECKS
 from headrace.engine.settings_command import launch
-from headrace.engine.settings_lmcache import known_settings, lmcache_settings, parse_assignments
-from headrace.engine.settings_plan import Plan
+from headrace.engine.settings_lmcache import lmcache_settings, parse_assignments
 from headrace.engine.settings_refusals import raise_if_refused
 from headrace.errors import SettingsError
 
@@ -156,23 +154,6 @@ def test_a_models_folder_says_what_attention_it_has(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_key_value_heads": 8}))
     with pytest.raises(SettingsError, match="no kv_lora_rank in"):
         raise_if_refused(Prefill(model=str(tmp_path)), {})
-
-
-def test_names_that_lmcache_does_not_have_are_refused(tmp_path: Path) -> None:
-    """Both ways in which LMCache writes its tables: with a type and without."""
-    config = tmp_path / "v1" / "config.py"
-    config.parent.mkdir()
-    known = [*lmcache_settings(Prefill(model="m"))]
-    table = ", ".join(f'"{name}": {{"type": int}}' for name in known)
-    config.write_text(f"_CONFIG_ALIASES = {{'old': 'x'}}\n_CONFIG_DEFINITIONS: dict = {{{table}}}")
-    assert known_settings(tmp_path) == frozenset([*known, "old"])
-    chosen = Prefill(model="m", mla=True, extra={"chunk_sise": 1})
-    plan = Plan(chosen, lmcache_settings(chosen), lmcache=tmp_path)
-    said = [str(refusal) for check in CHECKS for refusal in check(plan)]
-    assert [line.split(":")[0] for line in said] == ["chunk_sise", "pcp_shard_store"]
-    (tmp_path / "v1" / "pcp_shard").mkdir()
-    said = [str(refusal) for check in CHECKS for refusal in check(plan)]
-    assert [line.split(":")[0] for line in said] == ["chunk_sise"]
 
 
 def test_a_value_out_of_range_is_one_line() -> None:
