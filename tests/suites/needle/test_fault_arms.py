@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import valkey
 
-from headrace.errors import ConfigurationError
-from headrace.suites.needle import faults
+from headrace.errors import ConfigurationError, ShardError
+from headrace.suites.needle import arms
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.run import Outcome
 from headrace.suites.results import overall
@@ -51,7 +52,7 @@ def test_eviction_by_a_small_maxmemory(stand: Stand) -> None:
 
 
 def test_a_silent_server(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "SILENT_SECONDS", 1.5)
+    monkeypatch.setattr(arms, "SILENT_SECONDS", 1.5)
     outcome = stand.run(Behaviour(patience=0.2), faults=("silent-shard",))
     assert _arm(outcome).verdict == "green", _arm(outcome).seen()
 
@@ -96,6 +97,42 @@ def test_a_request_after_the_fault_that_goes_wrong_is_red(stand: Stand) -> None:
     )
     assert _arm(outcome).verdict == "red"
     assert "next request: missing code" in _arm(outcome).seen()
+
+
+@pytest.mark.parametrize(
+    ("arm", "command"),
+    [("evict", "config_set"), ("silent-shard", "client_pause"), ("delete-keys", "monitor")],
+)
+def test_an_arm_that_the_server_refuses_is_void_and_the_run_goes_on(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, arm: str, command: str
+) -> None:
+    def refuse(*words: object, **options: object) -> None:
+        raise valkey.ResponseError("NOPERM no permission")
+
+    monkeypatch.setattr(valkey.Valkey, command, refuse)
+    outcome = stand.run(faults=(arm,))
+    cell = _arm(outcome)
+    assert (cell.verdict, cell.ranks) == ("void", ())
+    assert f"{arm} did not take place: NOPERM no permission" in cell.seen()
+    assert [each.verdict for each in outcome.cells if each is not cell] == ["green"] * 9
+
+
+def test_an_arm_that_cannot_be_undone_is_void(stand: Stand) -> None:
+    outcome = stand.run(faults=("stop-shard",), stop_shard="true", start_shard="exit 4")
+    assert _arm(outcome).verdict == "void"
+    assert "could not be undone: exit 4: expected status 0, found 4" in _arm(outcome).seen()
+
+
+def test_a_server_in_the_background_does_not_hold_the_command() -> None:
+    began = time.monotonic()
+    arms.run_shell("sleep 8 &", 0)
+    assert time.monotonic() - began < 5
+
+
+def test_a_command_that_does_not_return_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "COMMAND_SECONDS", 0.3)
+    with pytest.raises(ShardError, match="let it start the server in the background"):
+        arms.run_shell("exec sleep 5", 0)
 
 
 def test_what_an_arm_needs_is_checked_first(stand: Stand) -> None:
