@@ -198,6 +198,11 @@ def endpoint(text: str) -> Endpoint:
     Raises:
         ConfigurationError: it is something else.
     """
+    if "@" in text:
+        raise ConfigurationError(
+            "--valkey: expected HOST:PORT, found a user or a password in it; "
+            "set LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD"
+        )
     host, colon, port = text.rpartition(":")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ConfigurationError(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from headrace.errors import ConfigurationError
+
 SUITE = "needle"
 
 # Six prompts from 12.8k to 166.7k tokens, as in the post; the first and the last have 12,800 and
@@ -71,6 +73,23 @@ class Options:
     patience: float = 600.0
     settle: float = 60.0
     tag: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse addresses with a login in them: reports and messages repeat addresses.
+
+        Raises:
+            ConfigurationError: without the address.
+        """
+        if any("@" in address for address in self.valkey):
+            raise ConfigurationError(
+                "--valkey: expected HOST:PORT, found a user or a password in it; "
+                "set LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD"
+            )
+        if any(sign in self.endpoint for sign in "@?#"):
+            raise ConfigurationError(
+                "URL: expected http://HOST:PORT, found a user, a password or a query in it; "
+                "leave it out"
+            )
 
     def servers(self) -> list[str]:
         """Return the servers' addresses, one for each rank or one for all."""

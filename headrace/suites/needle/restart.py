@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 
 import typer
 
 from headrace.console import call, say
-from headrace.errors import ConfigurationError, EndpointError
+from headrace.errors import ConfigurationError, EndpointError, MachineError
 from headrace.suites.needle.client import Endpoint
 
 # Weights of a large model take minutes to load.
 _START_SECONDS = 1800.0
 _KUBECTL = "kubectl:"
+_GIVE = "give a shell command, or kubectl:DEPLOYMENT"
 
 
 def check(how: str) -> None:
     """Find out before the first prompt whether `how` can be done.
 
     Raises:
-        ConfigurationError: the user is to be asked, and there is no terminal.
+        ConfigurationError: it names nothing, or the user is to be asked and there is no terminal.
+        MachineError: there is no kubectl.
     """
+    if not how.strip():
+        raise ConfigurationError(
+            f"--restart: expected how to restart the engine, found nothing; {_GIVE}"
+        )
     if how == "ask" and not sys.stdin.isatty():
         raise ConfigurationError(
             "--restart: expected how to restart the engine, since there is no terminal to ask at; "
-            "give a shell command, or kubectl:DEPLOYMENT"
+            f"{_GIVE}"
         )
+    if how.startswith(_KUBECTL):
+        words = how.removeprefix(_KUBECTL).split("/")
+        if len(words) > 2 or not all(word.strip() for word in words):
+            raise ConfigurationError(
+                f"--restart {how}: expected {_KUBECTL}[NAMESPACE/]DEPLOYMENT; name the deployment"
+            )
+        if shutil.which("kubectl") is None:
+            raise MachineError(
+                f"--restart {how}: couldn't find 'kubectl' in PATH; install it, or give a shell "
+                "command"
+            )
 
 
 def restart(how: str, endpoint: Endpoint, deadline: float = _START_SECONDS) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.suites.needle.conftest import CHUNK, RANKS, Stand
 from tests.suites.needle.fake_engine import Behaviour, FakeEngine
 
 NOWHERE = "http://127.0.0.1:9"
+LOGIN = "set LMCACHE_RESP_USERNAME and LMCACHE_RESP_PASSWORD"
 
 
 @contextmanager
@@ -71,6 +73,13 @@ BAD: list[tuple[int, str, dict[str, Any], Callable[[Stand], list[str]]]] = [
     (2, "--tag 'a@b': expected at most 64", {}, lambda stand: ["--tag", "a@b"]),
     (2, "there is no terminal to ask at; give a shell command", {},
      lambda stand: ["--restart", "ask"]),
+    (2, "--restart: expected how to restart the engine, found nothing", {},
+     lambda stand: ["--restart", " "]),
+    (2, "--restart kubectl:: expected kubectl:[NAMESPACE/]DEPLOYMENT", {},
+     lambda stand: ["--restart", "kubectl:"]),
+    (2, "--restart kubectl:vllm/: expected kubectl:[NAMESPACE/]DEPLOYMENT", {},
+     lambda stand: ["--restart", "kubectl:vllm/"]),
+    (10, "couldn't find 'kubectl' in PATH", {}, lambda stand: ["--restart", "kubectl:vllm/p"]),
     (2, "--engine-log /none: expected the engine's log file", {},
      lambda stand: ["--engine-log", "/none"]),
     (2, "--only 'x*': expected a pattern of prompt names", {}, lambda stand: ["--only", "x*"]),
@@ -100,6 +109,28 @@ def test_bad_input_is_one_line_with_its_own_code(
     assert len(told) == 1, ran.stderr
     assert line in told[0]
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("needle", NOWHERE, "--valkey", "me:hunter2@127.0.0.1:1"), LOGIN),
+        (("needle", NOWHERE, "--valkey", "resp://:hunter2@h-{rank}:1"), LOGIN),
+        (("missing-key", "--valkey", "me:hunter2@127.0.0.1:1"), LOGIN),
+        (("needle", "http://me:hunter2@127.0.0.1:9"), "URL: expected http://HOST:PORT"),
+        (("needle", "http://127.0.0.1:9/?key=hunter2"), "URL: expected http://HOST:PORT"),
+    ],
+)
+def test_a_login_in_an_address_is_refused_and_not_repeated(
+    words: tuple[str, ...], line: str
+) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", *words],
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert ran.returncode == 2
+    assert line in ran.stderr
+    assert "hunter2" not in ran.stdout + ran.stderr
 
 
 def test_an_engine_that_does_not_come_back_ends_with_13(stand: Stand) -> None:
@@ -133,6 +164,7 @@ def _needle(
             *(word for address in addresses for word in ("--valkey", address)), *words,
         ],
         capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PATH": str(stand.folder)},
     )  # fmt: skip
 
 
