@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
+from headrace.console import disk_error
 from headrace.errors import ConfigurationError
+from headrace.suites.needle.option_words import checked_tag, numbers, one_of
 from headrace.suites.needle.options import FAULTS, POST_LENGTHS, SUITE, DialectName, Options
 
 # What two cores answer in minutes.
@@ -68,18 +69,19 @@ def needle(
         Path | None, typer.Option(help="Text between the needles. Default: made text.")
     ] = None,
     dialect: Annotated[
-        str, typer.Option(help="How prompts are worded: plain, or needle-model.")
-    ] = "plain",
+        str | None,
+        typer.Option(help="How prompts are worded: plain, or needle-model. Default: plain."),
+    ] = None,
     distractors: Annotated[
         int, typer.Option(min=0, help="Other codes in each prompt, as far as they fit.")
     ] = 8,
     restart: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="How to restart the engine: a shell command, kubectl:[NAMESPACE/]DEPLOYMENT, "
-            "or ask."
+            "or ask. Default: ask."
         ),
-    ] = "ask",
+    ] = None,
     engine_log: Annotated[
         list[Path] | None, typer.Option(help="The engine's log file; repeatable.")
     ] = None,
@@ -111,33 +113,41 @@ def needle(
 
     Ends with 0 if every cell is green, 11 if one is red, 12 if one is void. With 13 if the
     endpoint does not answer, 15 if it has no such model, 16 if a prompt is too long for it,
-    17 if it does not report cached tokens, 18 if a server of --valkey cannot be reached, 2 for
-    a bad option.
+    17 if it does not report cached tokens, 18 if a server of --valkey cannot be reached, 10 if
+    a tool is missing or the folder cannot be written, 2 for a bad option.
     """
     if bool(endpoint) == private:
         raise ConfigurationError(
             "expected an address or --private, found both or neither; "
             "for example headrace needle http://127.0.0.1:8000"
         )
+    for option, value in (
+        ("--valkey", valkey), ("--restart", restart), ("--model", model), ("--dialect", dialect),
+        ("--engine-log", engine_log),
+    ):  # fmt: skip
+        if private and value:
+            raise ConfigurationError(
+                f"{option}: expected none with --private, which brings its own; leave it out"
+            )
     options = Options(
         endpoint=endpoint,
         private=private,
-        brief=_numbers("--brief", brief, 1, 10_000_000),
+        brief=numbers("--brief", brief, 1, 10_000_000),
         model=model,
         valkey=tuple(valkey or ()),
         ranks=ranks or (PRIVATE_RANKS if private else 8),
         chunk=chunk_size,
-        lengths=_numbers("--lengths", lengths, 1, 10_000_000)
+        lengths=numbers("--lengths", lengths, 1, 10_000_000)
         or (PRIVATE_LENGTHS if private else POST_LENGTHS),
-        depths=_numbers("--depths", depths, 0, 100),
+        depths=numbers("--depths", depths, 0, 100),
         seams=seams,
         seed=secrets.randbelow(10**9) if seed is None else seed,
         haystack=haystack,
-        dialect=cast("DialectName", _one_of("--dialect", dialect, _DIALECTS)),
+        dialect=cast("DialectName", one_of("--dialect", dialect or "plain", _DIALECTS)),
         distractors=distractors,
-        restart=restart,
+        restart="ask" if restart is None else restart,
         logs=tuple(engine_log or ()),
-        faults=tuple(_one_of("--fault", each, FAULTS) for each in fault or ()),
+        faults=tuple(one_of("--fault", each, FAULTS) for each in fault or ()),
         stop_shard=stop_shard,
         start_shard=start_shard,
         only=tuple(only or ()),
@@ -145,7 +155,7 @@ def needle(
         image=image,
         patience=patience,
         settle=settle,
-        tag=_tag(tag),
+        tag=checked_tag(tag),
     )
     if list_prompts:
         from headrace.suites.needle.plan import chosen, plan
@@ -167,6 +177,11 @@ def run(options: Options, *, async_loading: bool) -> None:
     from headrace.suites.results import raise_unless_green
     from headrace.suites.show import Reporter
 
+    try:
+        # Before the first prompt: a report that cannot be written costs all answers.
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise disk_error(failure, options.out) from failure
     with Reporter(SUITE, Console()) as reporter:
         if options.private:
             outcome = run_private(options, reporter.case, async_loading=async_loading)
@@ -176,26 +191,3 @@ def run(options: Options, *, async_loading: bool) -> None:
     write_report(outcome)
     typer.echo(f"{headline(outcome)}; seed {options.seed}; see {options.out / PAGE}")
     raise_unless_green(SUITE, outcome.results, options.out)
-
-
-def _numbers(option: str, text: str, low: int, high: int) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    good = all(word.isascii() and word.isdigit() and low <= int(word) <= high for word in words)
-    if not good:
-        raise ConfigurationError(
-            f"{option} {text!r}: expected numbers from {low} to {high}, separated by commas"
-        )
-    return tuple(dict.fromkeys(map(int, words)))
-
-
-def _one_of(option: str, word: str, words: tuple[str, ...]) -> str:
-    if word not in words:
-        raise ConfigurationError(f"{option} {word!r}: expected one of {', '.join(words)}")
-    return word
-
-
-def _tag(text: str) -> str:
-    # LMCache puts it into keys, whose parts it separates by @ and %.
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", text):
-        raise ConfigurationError(f"--tag {text!r}: expected at most 64 of A-Z a-z 0-9 . _ -")
-    return text

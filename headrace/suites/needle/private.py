@@ -6,92 +6,24 @@ parallelism, which vLLM does not have on the CPU. Everything is on loopback and 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.console import say
-from headrace.errors import EndpointError, MachineError
+from headrace.console import disk_error
+from headrace.errors import MachineError
 from headrace.suites.needle.client import Endpoint
+from headrace.suites.needle.engine import PrivateEngine, free_ports, programs
 from headrace.suites.needle.options import Options
 from headrace.suites.needle.plan import plan
 from headrace.suites.needle.run import Outcome, run_suite
 from headrace.suites.results import CaseResult
 from headrace.suites.valkey_server import HOST, ValkeyServer
 
-START_SECONDS = 240.0
-_END_SECONDS = 20.0
-_LOG_LINES = 15
 # Room for an answer behind the longest prompt.
 _ANSWER = 64
-
-
-class PrivateEngine:
-    """One engine, started again and again on the same port with the same servers.
-
-    Attributes:
-        url: of its HTTP server.
-        valkey: the servers' addresses, with {rank}.
-        log: of all its processes.
-    """
-
-    def __init__(self, folder: Path, ranks: int, valkey: str, words: Sequence[str]) -> None:
-        """Take what follows `headrace serve prefill` as `words`."""
-        self._ranks = ranks
-        self.valkey = valkey
-        self.log = folder / "engine.log"
-        self._port = _free_port()
-        self.url = f"http://{HOST}:{self._port}"
-        self._words = words
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, endpoint: Endpoint) -> None:
-        """Start the engine and return once it answers.
-
-        Raises:
-            EndpointError: it ends or stays silent; its log is quoted.
-        """
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        with self.log.open("ab") as log:
-            process = self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "headrace.cli", "serve", "prefill", "--host", HOST,
-                    "--port", str(self._port), *self._words,
-                ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env={**_environment(self._ranks), "PATH": path}, start_new_session=True,
-            )  # fmt: skip
-        if not endpoint.wait(START_SECONDS, lambda: process.poll() is None):
-            self.stop()
-            for line in self.log.read_text(errors="replace").splitlines()[-_LOG_LINES:]:
-                say(f"  | {line}")
-            raise EndpointError(
-                f"{self.url}: expected the private engine within {START_SECONDS:.0f} s, found "
-                f"none; see {self.log}"
-            )
-
-    def restart(self, endpoint: Endpoint) -> None:
-        """End the engine, and start it with empty memory."""
-        self.stop()
-        self.start(endpoint)
-
-    def stop(self) -> None:
-        """End all of the engine's processes; no error if none runs."""
-        if self._process is None:
-            return
-        for number, seconds in ((signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, _END_SECONDS)):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
-        self._process = None
 
 
 def run_private(
@@ -100,7 +32,16 @@ def run_private(
     """Run the suite against a deployment of its own; see `run_suite`.
 
     The engine's log stays in the output folder.
+
+    Raises:
+        MachineError: there is no vllm, no server binary or no free port, or the folder cannot be
+            written.
     """
+    if shutil.which("vllm", path=programs()) is None:
+        raise MachineError(
+            "couldn't find 'vllm' in PATH; run it in the image: "
+            "docker run --rm --shm-size 1g --entrypoint headrace IMAGE needle --private"
+        )
     longest = max(each.length for each in plan(options))
     folder = options.out / "private"
     with (
@@ -130,17 +71,21 @@ def private_engine(
     The engine is not started yet.
 
     Raises:
-        MachineError: no server binary, or no free ports.
+        MachineError: no server binary, no free ports, or the folder cannot be written.
     """
     # Imported here: it needs torch, which a client's machine need not have.
     from headrace.suites.needle_model import write_needle_model
 
-    folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
-    write_needle_model(model)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_needle_model(model)
+        (folder / "engine.log").write_bytes(b"")
+    except OSError as failure:
+        raise disk_error(failure, folder) from failure
     tokens = str(longest + _ANSWER)
     with ExitStack() as stack:
-        base = _free_ports(ranks)
+        base = free_ports(ranks)
         for rank in range(ranks):
             server = ValkeyServer()
             server.port = base + rank
@@ -164,46 +109,7 @@ def private_engine(
                 "--max-num-seqs", "2", "--seed", "0",
             ],
         )  # fmt: skip
-        engine.log.write_bytes(b"")
         try:
             yield engine
         finally:
             engine.stop()
-
-
-def _environment(ranks: int) -> dict[str, str]:
-    """Return the engine's environment: ours, without LMCache's, with cores of its own a rank."""
-    cores = sorted(os.sched_getaffinity(0))
-    each = len(cores) // ranks
-    shares = [",".join(map(str, cores[at : at + each])) for at in range(0, each * ranks, each or 1)]
-    inherited = {name: text for name, text in os.environ.items() if not name.startswith("LMCACHE_")}
-    return {
-        # vLLM refuses two ranks on one memory node unless told which cores are whose.
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(shares) if each else "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "LMCACHE_TRACK_USAGE": "false",
-        **inherited,
-    }  # fmt: skip
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of `count` free ports that differ in their last digit only.
-
-    Raises:
-        MachineError: there are none, or `count` is above 10.
-    """
-    for base in range(20010, 60000, 10) if count <= 10 else ():
-        with ExitStack() as stack:
-            try:
-                for port in range(base, base + count):
-                    stack.enter_context(socket.socket()).bind((HOST, port))
-            except OSError:
-                continue
-            return base
-    raise MachineError(f"expected {count} free ports in a row, at most 10; lower --ranks")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

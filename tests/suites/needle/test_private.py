@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.suites.needle.private import _environment, _free_ports
+from headrace.errors import EndpointError, MachineError
+from headrace.suites.needle import engine, private
+from headrace.suites.needle.client import Endpoint
+from headrace.suites.needle.engine import PrivateEngine, environment, free_ports
+from headrace.suites.needle.options import Options
 from tests.suites.sites import ROOT
 
 
@@ -49,30 +53,89 @@ def test_an_engine_that_ends_is_one_line_with_its_log(tmp_path: Path) -> None:
     ran = _private(tmp_path, body="echo no such instruction; exit 1")
     assert ran.returncode == 13, ran.stdout + ran.stderr
     assert "  | no such instruction" in ran.stderr
-    assert "expected the private engine within" in ran.stderr.splitlines()[-1]
+    assert "to answer, it ended with status 1; see" in ran.stderr.splitlines()[-1]
+
+
+def test_an_engine_that_stays_silent_is_said_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process lives, and nobody answers at its port."""
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(engine, "START_SECONDS", 0.5)
+    monkeypatch.setattr(sys, "executable", str(sleeper))
+    silent = PrivateEngine(tmp_path, 1, "", [])
+    with (
+        Endpoint(silent.url, "", 5) as endpoint,
+        pytest.raises(EndpointError, match="to answer, it stayed silent for"),
+    ):
+        silent.start(endpoint)
+
+
+def test_without_vllm_it_says_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "programs", lambda: str(tmp_path))
+    options = Options("", private=True, out=tmp_path / "out")
+    with pytest.raises(MachineError, match="couldn't find 'vllm' in PATH; run it in the image"):
+        private.run_private(options, lambda result: None, async_loading=True)
+    assert not options.out.exists(), "nothing was started"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    """Found out before anything is started or asked."""
+    (tmp_path / "file").touch()
+    for first in ("--private", "http://127.0.0.1:9"):
+        ran = _needle(first, "--out", str(tmp_path / "file" / "out"))
+        assert ran.returncode == 10, ran.stderr
+        assert ran.stderr.splitlines()[-1].startswith(f"headrace: {tmp_path}/file/out: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--valkey", "h:1"), ("--restart", "ask"), ("--model", "m"), ("--dialect", "plain"),
+        ("--engine-log", "x"),
+    ],
+)  # fmt: skip
+def test_what_private_brings_cannot_be_given(words: tuple[str, str]) -> None:
+    ran = _needle("--private", *words)
+    assert ran.returncode == 2
+    assert f"{words[0]}: expected none with --private" in ran.stderr
+
+
+def test_ranks_talk_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    found = environment(2)
+    assert (found["GLOO_SOCKET_IFNAME"], found["VLLM_HOST_IP"]) == ("lo", "127.0.0.1")
 
 
 def test_an_address_or_private_and_not_both(tmp_path: Path) -> None:
     for words in ([], ["http://127.0.0.1:9", "--private"]):
-        ran = subprocess.run(
-            [sys.executable, "-m", "headrace.cli", "needle", *words],
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        ran = _needle(*words)
         assert ran.returncode == 2
         assert "expected an address or --private" in ran.stderr
 
 
 def test_ranks_get_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5, 7})
-    assert _environment(2)["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,5"
-    assert _environment(8)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert environment(2)["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,5"
+    assert environment(8)["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     monkeypatch.setenv("LMCACHE_CHUNK_SIZE", "1")
-    assert "LMCACHE_CHUNK_SIZE" not in _environment(2)
+    assert "LMCACHE_CHUNK_SIZE" not in environment(2)
 
 
 def test_ports_differ_in_one_digit() -> None:
-    base = _free_ports(3)
+    base = free_ports(3)
     assert base % 10 == 0
+
+
+def _needle(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "needle", *words],
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 def _control(output: str) -> str:
