@@ -174,7 +174,8 @@ def bench_shard(
     from rich.console import Console
     from rich.table import Table
 
-    from headrace.bench.shard import QUICK_SHARD, ShardPlan, compare_shards
+    from headrace.bench.shard import compare_shards
+    from headrace.bench.shard_plan import QUICK_SHARD, ShardPlan
     from headrace.bench.shard_result import raise_unless_balanced, shard_table_rows
     from headrace.console import console
 

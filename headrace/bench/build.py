@@ -30,11 +30,7 @@ class Build:
         self.name = name
         self.site = site.resolve()
         self._log = log
-        if not list((self.site / "lmcache").glob("lmcache_redis*.so")):
-            raise ConfigurationError(
-                f"--{name} {site}: expected a folder with lmcache/lmcache_redis*.so, found none; "
-                "build it with make wheels"
-            )
+        require_lmcache(name, site)
         path = os.pathsep.join(filter(None, (str(self.site), os.environ.get("PYTHONPATH"))))
         environment = {
             **os.environ,
@@ -84,3 +80,12 @@ class Build:
         trace: TracebackType | None,
     ) -> None:
         self._process.end()
+
+
+def require_lmcache(name: str, site: Path) -> None:
+    """Raise ConfigurationError if `site`, of the option --`name`, holds no compiled lmcache."""
+    if not list((site / "lmcache").glob("lmcache_redis*.so")):
+        raise ConfigurationError(
+            f"--{name} {site}: expected a folder with lmcache/lmcache_redis*.so, found none; "
+            "build it with make wheels"
+        )

@@ -8,10 +8,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args
 
+from headrace.bench.build import require_lmcache
+from headrace.bench.shard_plan import ShardPlan
 from headrace.bench.shard_result import Place, ShardComparison, ShardRow, Timing
 from headrace.bench.statistics import Round, paired_ratio
 from headrace.console import disk_error
@@ -24,43 +26,6 @@ from headrace.suites.ranks.template import Template
 # The release loses completions, and then a lookup or a load never returns: that pair is repeated.
 _COMMAND_SECONDS = 20.0
 _HANGS = 20
-
-
-@dataclass(frozen=True)
-class ShardPlan:
-    """How much is measured.
-
-    Attributes:
-        world: W, the ranks of the replica.
-        chunks: of one prompt.
-        pairs: how often each build is measured.
-        layers: of the model; with `hidden` and `chunk_size` it makes a chunk's bytes.
-    """
-
-    world: int = 8
-    chunks: int = 64
-    pairs: int = 7
-    layers: int = 5
-    chunk_size: int = 256
-    hidden: int = 576
-
-    def settings(self, url: str) -> Settings:
-        """Return what both builds' engines are opened with; L1 is on where it is measured."""
-        settings = Settings(
-            url=url,
-            chunk_size=self.chunk_size,
-            layers=self.layers,
-            hidden=self.hidden,
-            blocking_seconds=20,
-            # Under prefill context parallelism the release's ranks 1 and above load nothing.
-            # Its time is that of tensor parallel ranks, among which it broadcasts.
-            broadcast="tp",
-        )
-        pool = 3 * self.chunks * settings.shape.chunk_bytes
-        return replace(settings, cpu_bytes=pool)
-
-
-QUICK_SHARD = ShardPlan(world=2, chunks=5, pairs=2, layers=2, chunk_size=16, hidden=64)
 
 
 class _Build:
@@ -133,9 +98,12 @@ def compare_shards(
     `on_step` is told what is measured next.
 
     Raises:
+        ConfigurationError: a folder holds no compiled lmcache.
         MachineError: no server binary, or the folder cannot be written.
         SuiteVoidError: a build failed while it was measured.
     """
+    for name, site in (("stock", stock), ("patched", patched)):
+        require_lmcache(name, site)
     began = time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from headrace.bench.shard_result import (
     raise_unless_balanced,
     shard_table_rows,
 )
-from headrace.errors import SuiteFailedError
+from headrace.errors import SuiteFailedError, SuiteVoidError
+from headrace.suites.ranks.pool import RankPool
+from headrace.suites.ranks.template import Template
 from tests.suites.sites import headrace, site
 
 TIMING = Timing(2.0, 1.0, 2.0, 1.9, 2.1)
@@ -45,6 +48,43 @@ def test_the_table_shows_both_builds() -> None:
     cells = " ".join(cell for row in shard_table_rows(RESULT) for cell in row)
     for shown in ("6.7 times fewer", "load from L2", "2.000 s", "1.000 s", "2.00 [1.90, 2.10]"):
         assert shown in cells
+
+
+@pytest.mark.parametrize("option", ["--stock", "--patched"])
+def test_a_folder_without_lmcache_is_one_line(tmp_path: Path, option: str) -> None:
+    done = headrace(
+        "bench", "shard", "--quick", "--out", tmp_path / "out",
+        "--stock", site("stock"), "--patched", site("patched"), option, tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"headrace: {option} {tmp_path}: expected a folder with lmcache/lmcache_redis*.so, "
+        "found none; build it with make wheels\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (b'{"raised": "E: one\\ntwo"}\n', "rank 0: store raised E: one two; see LOG"),
+        (b"", "rank 0 ended in store; see LOG"),
+        (None, "rank 0 of 1 did not return from store within 0.1 s; see LOG"),
+    ],
+)
+def test_a_rank_that_fails_makes_the_bench_void_in_one_line(
+    tmp_path: Path, answer: bytes | None, line: str
+) -> None:
+    pool = RankPool(Template(tmp_path / "import.log"), tmp_path, 1, show_stacks=False)
+    (tmp_path / "rank-0.log").write_text("many\nlines\n")
+    near, far = socket.socketpair()
+    pool._wires, pool._unread = [near], [b""]
+    if answer is not None:
+        far.sendall(answer)
+        far.shutdown(socket.SHUT_WR)
+    with far, near, pytest.raises(SuiteVoidError) as failed:
+        pool.each("store", seconds=0.1)
+    assert str(failed.value) == line.replace("LOG", str(tmp_path / "rank-0.log"))
 
 
 def test_a_short_run_on_both_builds(tmp_path: Path) -> None:

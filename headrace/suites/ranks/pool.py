@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.errors import SuiteVoidError
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
 
@@ -26,8 +27,8 @@ _DUMP_SECONDS = 0.5
 _LOG_CHARACTERS = 6000
 
 
-class RanksHungError(AssertionError):
-    """Ranks did not answer in time; the stacks of all of them are in the message's logs.
+class RanksHungError(SuiteVoidError, AssertionError):
+    """Ranks did not answer in time; the stacks of all of them are in their logs.
 
     Attributes:
         silent: the ranks that did not answer.
@@ -38,11 +39,11 @@ class RanksHungError(AssertionError):
         self.silent = tuple(silent)
 
 
-class RankDiedError(AssertionError):
+class RankDiedError(SuiteVoidError, AssertionError):
     """A rank's process ended where an answer was due."""
 
 
-class RankRaisedError(AssertionError):
+class RankRaisedError(SuiteVoidError, AssertionError):
     """A command raised on a rank, and the caller did not ask to see that."""
 
 
@@ -55,7 +56,8 @@ class RankPool:
         world: the number of processes.
         replica: W, the ranks of one replica; 0 for all of them.
         patience: seconds until which all must have answered a command, unless it says otherwise.
-        show_stacks: print the stacks of ranks that hang; they are in the logs as well.
+        show_stacks: print the stacks of ranks that hang, and quote logs in messages; without, a
+            message is one line that names the log.
     """
 
     def __init__(
@@ -151,9 +153,8 @@ class RankPool:
         answers = self._receive(asked, self.patience if seconds is None else seconds, do)
         for rank, answer in zip(asked, answers, strict=True):
             if "raised" in answer and not may_raise:
-                raise RankRaisedError(
-                    f"rank {rank}: {do} raised {answer['raised']}\n{self._tail(rank)}"
-                )
+                what = " ".join(str(answer["raised"]).split())
+                raise RankRaisedError(f"rank {rank}: {do} raised {what}{self._see(rank)}")
         return answers
 
     def ask(self, rank: int, do: str, *, seconds: float | None = None, **request: Any) -> Answer:
@@ -195,7 +196,7 @@ class RankPool:
                 except ConnectionError:
                     chunk = b""
                 if not chunk:
-                    raise RankDiedError(f"rank {rank} ended in {do}\n{self._tail(rank)}")
+                    raise RankDiedError(f"rank {rank} ended in {do}{self._see(rank)}")
                 self._unread[rank] += chunk
                 if b"\n" in self._unread[rank]:
                     line, _, self._unread[rank] = self._unread[rank].partition(b"\n")
@@ -213,9 +214,13 @@ class RankPool:
         names = ", ".join(map(str, silent))
         return RanksHungError(
             f"rank{'s' if len(silent) > 1 else ''} {names} of {self.world} did not return from "
-            f"{do} within {seconds:g} s",
+            f"{do} within {seconds:g} s{'' if self._show_stacks else self._see(silent[0])}",
             silent,
         )
+
+    def _see(self, rank: int) -> str:
+        """Return the end of a message about a rank: where its log is, or the log for a test."""
+        return f"\n{self._tail(rank)}" if self._show_stacks else f"; see {self._log(rank)}"
 
     def _tail(self, rank: int) -> str:
         return self.log(rank)[-_LOG_CHARACTERS:]
