@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from headrace.errors import SettingsError
 
@@ -116,10 +117,37 @@ def pod(kind: type[P], **values: Any) -> P:
     try:
         return kind(**values)
     except ValidationError as invalid:
+        side = kind.__name__.lower()
         raise SettingsError(
             "\n".join(
-                f"{'.'.join(map(str, error['loc']))}: {error['msg'].lower()}, "
-                f"found {error['input']!r}; see headrace serve {kind.__name__.lower()} --help"
+                f"{_option(error['loc'])}: expected {_expected(error)}, found {error['input']!r}; "
+                f"see headrace serve {side} --help"
                 for error in invalid.errors()
             )
         ) from invalid
+
+
+# Options whose names the command shortens.
+_SHORT = {"blocking_timeout_s": "blocking_timeout", "lookup_timeout_ms": "lookup_timeout"}
+_LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def _option(place: tuple[int | str, ...]) -> str:
+    name = str(place[0])
+    return "MODEL" if name == "model" else f"--{_SHORT.get(name, name).replace('_', '-')}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    """Return what a value should have been, in our words where pydantic speaks of its own types."""
+    limits = error.get("ctx", {})
+    found = [f"{words} {limits[name]:g}" for name, words in _LIMITS.items() if name in limits]
+    if found:
+        return found[0]
+    match error["type"]:
+        case "literal_error":
+            return str(limits["expected"])
+        case "finite_number":
+            return "a finite number"
+        case "string_too_short":
+            return "a name"
+    return error["msg"].removeprefix("Input should be ").lower()

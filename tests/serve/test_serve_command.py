@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 URL = "LMCACHE_REMOTE_URL"
 
 
@@ -40,6 +42,18 @@ def test_refusals_are_one_line_each_with_a_code_of_their_own() -> None:
     assert ran.stdout == ""
     lines = ran.stderr.splitlines()
     assert [line.split(":")[1].strip() for line in lines] == ["--pp", "--dcp"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--set", "chunk_size=abc"), ("--l1-gib", "inf"), ("second",), ("--", "--tensor-par", "4")],
+    ids=" ".join,
+)
+def test_a_bad_value_is_one_line(words: tuple[str, ...]) -> None:
+    ran = _headrace("prefill", "m", "--mla", "--print", *words)
+    assert ran.returncode == 14, ran.stderr
+    assert ran.stdout == ""
+    assert ran.stderr.count("\n") == 1
 
 
 def test_without_vllm_it_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The deployment's settings: the post's defaults, and everything that is refused before a start."""
+"""The deployment's settings: the defaults, and everything that is refused before a start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.engine.settings_refusals import raise_if_refused
 from headrace.errors import SettingsError
 
 
-def test_the_defaults_are_the_posts() -> None:
+def test_the_defaults_are_the_deployments() -> None:
     how = launch(Prefill(model="m", mla=True), {})
     environment = how.environment
     assert (
@@ -156,11 +156,28 @@ def test_a_models_folder_says_what_attention_it_has(tmp_path: Path) -> None:
         raise_if_refused(Prefill(model=str(tmp_path)), {})
 
 
-def test_a_value_out_of_range_is_one_line() -> None:
-    with pytest.raises(SettingsError, match=r"^pcp: .*greater than or equal to 1, found 0; see"):
-        pod(Prefill, model="m", pcp=0)
-    with pytest.raises(SettingsError, match=r"nixl_backend: .*'ucx'"):
-        pod(Decode, model="m", nixl_backend="ucx")
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ({"pcp": 0}, "--pcp: expected at least 1, found 0"),
+        ({"port": 70000}, "--port: expected at most 65535, found 70000"),
+        ({"l1_gib": 0}, "--l1-gib: expected more than 0, found 0"),
+        ({"l1_gib": float("inf")}, "--l1-gib: expected a finite number, found inf"),
+        ({"blocking_timeout_s": 0}, "--blocking-timeout: expected at least 1, found 0"),
+        ({"nixl_backend": "ucx"}, "--nixl-backend: expected 'LIBFABRIC' or 'UCX', found 'ucx'"),
+        ({"model": ""}, "MODEL: expected a name, found ''"),
+        ({"pcp": "x"}, "--pcp: expected a valid integer"),
+    ],
+    ids=str,
+)
+def test_a_value_out_of_range_is_one_line_that_names_the_option(
+    value: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(SettingsError) as refused:
+        pod(Prefill, **{"model": "m", **value})
+    assert str(refused.value).startswith(line)
+    assert str(refused.value).endswith("; see headrace serve prefill --help")
+    assert str(refused.value).count("\n") == 0
 
 
 def test_assignments() -> None:

@@ -62,5 +62,5 @@ def test_a_list_reaches_lmcache_as_it_reads_one() -> None:
 
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_memory_is_finite(value: str) -> None:
-    with pytest.raises(SettingsError, match="l1_gib: "):
+    with pytest.raises(SettingsError, match=r"^--l1-gib: "):
         pod(Prefill, model="m", l1_gib=value)
