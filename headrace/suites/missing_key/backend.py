@@ -24,7 +24,7 @@ SHAPES = {
     12_392_448: (12, 1, 256, 1, 2017),
 }
 
-# Where the engine would give up, so the suite does; the post's default is 10 s.
+# Where the engine would give up, so the suite does; LMCache's default is 10 s.
 BLOCKING_SECONDS = 2
 
 _LEAST_POOL_BYTES = 1 << 20

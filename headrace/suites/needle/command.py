@@ -11,7 +11,7 @@ import typer
 from headrace.console import disk_error
 from headrace.errors import ConfigurationError
 from headrace.suites.needle.option_words import checked_tag, numbers, one_of
-from headrace.suites.needle.options import FAULTS, POST_LENGTHS, SUITE, DialectName, Options
+from headrace.suites.needle.options import FAULTS, LENGTHS, SUITE, DialectName, Options
 
 # What two cores answer in minutes.
 PRIVATE_RANKS, PRIVATE_LENGTHS = 2, (1100, 4000)
@@ -49,8 +49,8 @@ def needle(
     lengths: Annotated[
         str,
         typer.Option(
-            help="Tokens of the prompts, separated by commas. Default: the post's six, "
-            "12,850 to 166,700; with --private 1,100 and 4,000.",
+            help="Tokens of the prompts, separated by commas. Default: six from 12.8k to "
+            "166.7k; with --private 1,100 and 4,000.",
         ),
     ] = "",
     brief: Annotated[
@@ -138,7 +138,7 @@ def needle(
         ranks=ranks or (PRIVATE_RANKS if private else 8),
         chunk=chunk_size,
         lengths=numbers("--lengths", lengths, 1, 10_000_000)
-        or (PRIVATE_LENGTHS if private else POST_LENGTHS),
+        or (PRIVATE_LENGTHS if private else LENGTHS),
         depths=numbers("--depths", depths, 0, 100),
         seams=seams,
         seed=secrets.randbelow(10**9) if seed is None else seed,

@@ -12,9 +12,9 @@ from headrace.errors import ConfigurationError
 
 SUITE = "needle"
 
-# Six prompts from 12.8k to 166.7k tokens, as in the post; the first and the last have 12,800 and
-# 166,656 tokens in whole chunks.
-POST_LENGTHS = (12_850, 24_700, 49_300, 81_900, 122_800, 166_700)
+# Six prompts from 12.8k to 166.7k tokens; the first and the last have 12,800 and 166,656 tokens in
+# whole chunks.
+LENGTHS = (12_850, 24_700, 49_300, 81_900, 122_800, 166_700)
 
 FAULTS = ("delete-keys", "silent-shard", "stop-shard", "evict")
 DialectName = Literal["plain", "needle-model"]
@@ -53,7 +53,7 @@ class Options:
     valkey: tuple[str, ...] = ()
     ranks: int = 8
     chunk: int = 256
-    lengths: tuple[int, ...] = POST_LENGTHS
+    lengths: tuple[int, ...] = LENGTHS
     brief: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     seams: bool = True

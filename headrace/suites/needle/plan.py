@@ -41,7 +41,7 @@ class Wanted:
 
 def plan(options: Options) -> list[Wanted]:
     """Return the whole plan; `chosen` narrows it, so that a prompt stays what it is."""
-    # Depths by chance, as in the post; no secret.
+    # Depths by chance; no secret.
     rng = random.Random(f"{options.seed} depths")  # noqa: S311
     found: dict[str, tuple[int, Kind, int]] = {}
     for length in options.lengths:

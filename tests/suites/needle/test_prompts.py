@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigurationError
 from headrace.suites.needle.dialect import PLAIN, dialect
-from headrace.suites.needle.options import POST_LENGTHS, Options
+from headrace.suites.needle.options import LENGTHS, Options
 from headrace.suites.needle.placement import place
 from headrace.suites.needle.plan import Kind, Wanted, chosen, plan, rounds, seam_lengths
 from headrace.suites.needle.prompt import Prompt, build, codes, register
@@ -69,10 +69,10 @@ def test_the_plan_has_a_needle_for_every_rank_border_and_seam() -> None:
     assert rounds(OPTIONS) % CHUNK, "the last chunk is a part of one"
 
 
-def test_the_posts_six_prompts_are_the_default() -> None:
+def test_six_prompts_are_the_default() -> None:
     wanted = plan(Options("u", seams=False))
-    assert tuple(each.length for each in wanted) == POST_LENGTHS
-    assert [n // 256 * 256 for n in (POST_LENGTHS[0], POST_LENGTHS[-1])] == [12_800, 166_656]
+    assert tuple(each.length for each in wanted) == LENGTHS
+    assert [n // 256 * 256 for n in (LENGTHS[0], LENGTHS[-1])] == [12_800, 166_656]
 
 
 @pytest.mark.parametrize("words", ["plain", "needle-model"])
