@@ -36,7 +36,9 @@ def driver(tree: Path, options: Sequence[str], cache: Path) -> Path:
 
 def fuzzer(tree: Path, cache: Path) -> Path:
     """Compile the fuzz target with the tree's own reply reader; return the program."""
-    return _compile("clang++", [FUZZ_TARGET], tree, FUZZER, cache)
+    # Debian's clang-14 alone has the second name only.
+    compiler = next(filter(shutil.which, ("clang++", "clang++-14")), "clang++")
+    return _compile(compiler, [FUZZ_TARGET], tree, FUZZER, cache)
 
 
 def _compile(
