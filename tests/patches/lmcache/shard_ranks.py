@@ -239,6 +239,7 @@ def check_paged(group: list[Rank], begin: int, end: int) -> None:
 def _rank(network: ThreadNetwork, index: int, **settings: Any) -> Rank:
     config, metadata = shard_config(**settings), shard_metadata(index, network.world)
     engine = SimpleNamespace(
+        async_loading=False,
         config=config,
         metadata=metadata,
         token_database=ChunkedTokenDatabase(config, metadata),
