@@ -39,8 +39,15 @@ def test_status(
     wanted: int,
 ) -> None:
     left = list(statuses)
+    monkeypatch.delenv("HEADRACE_ENGINE_MODE", raising=False)
     monkeypatch.setattr(Watch, "longest_ms", still_ms)
     monkeypatch.setattr(run, "StallWatch", Watch)
     monkeypatch.setattr(subprocess, "call", lambda *_, **__: left.pop(0))
     assert run.main([]) == wanted
     assert len(statuses) - len(left) == calls
+
+
+def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_ENGINE_MODE", "shard")
+    with pytest.raises(SystemExit, match="expected one of plain, sharded, sharded-async"):
+        run.main([])
