@@ -139,14 +139,11 @@ def known_settings(lmcache: Path) -> frozenset[str] | None:
         return None
     names: set[str] = set()
     for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if not isinstance(target, ast.Name) or not isinstance(
-            getattr(node, "value", None), ast.Dict
-        ):
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Dict):
             continue
-        if target.id in ("_CONFIG_DEFINITIONS", "_CONFIG_ALIASES"):
-            table = node.value  # type: ignore[attr-defined]
-            keys = (key.value for key in table.keys if isinstance(key, ast.Constant))
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and target.id in ("_CONFIG_DEFINITIONS", "_CONFIG_ALIASES"):
+            keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
             names |= {key for key in keys if isinstance(key, str)}
     return frozenset(names) or None
 

@@ -66,7 +66,7 @@ class ValkeyServer:
             raise MachineError(f"already running on port {self.port}")
         self._folder = Path(tempfile.mkdtemp(prefix="valkey-"))
         for attempt in range(1 if self.port else PORT_TRIES):
-            port = self.port or _free_port()
+            port = self.port or free_port()
             self._process = self._spawn(port)
             if self._answers(port):
                 self.port = port
@@ -163,7 +163,8 @@ class ValkeyServer:
         self._process = None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a loopback port that nobody has at the moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

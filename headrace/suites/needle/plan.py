@@ -42,7 +42,7 @@ class Wanted:
 def plan(options: Options) -> list[Wanted]:
     """Return the whole plan; `chosen` narrows it, so that a prompt stays what it is."""
     # Depths by chance; no secret.
-    rng = random.Random(f"{options.seed} depths")  # noqa: S311
+    rng = random.Random(f"{options.seed} depths")  # noqa: S311  # no secret
     found: dict[str, tuple[int, Kind, int]] = {}
     for length in options.lengths:
         for depth in options.depths or (rng.randint(0, 100),):

@@ -87,7 +87,7 @@ def codes(seed: int, prompts: int, each: int, digits: int) -> list[list[str]]:
             f"digits in all prompts, found {prompts * each}; lower it"
         )
     # Reproducible, and no secret.
-    drawn = random.Random(f"{seed} codes").sample(range(low, high), prompts * each)  # noqa: S311
+    drawn = random.Random(f"{seed} codes").sample(range(low, high), prompts * each)  # noqa: S311  # no secret
     texts = [str(number) for number in drawn]
     return [texts[at : at + each] for at in range(0, len(texts), each)]
 
@@ -110,8 +110,8 @@ def build(
     Raises:
         ConfigurationError: the needle and the question do not fit.
     """
-    keys = random.Random(f"{seed} keys").sample(dialect.keys, len(dialect.keys))  # noqa: S311
-    rng = random.Random(f"{seed} {wanted.name}")  # noqa: S311
+    keys = random.Random(f"{seed} keys").sample(dialect.keys, len(dialect.keys))  # noqa: S311  # no secret
+    rng = random.Random(f"{seed} {wanted.name}")  # noqa: S311  # no secret
     opening = encode(dialect.opening, True)
     question = encode(dialect.question.format(key=keys[0]), False)
     needle = encode(dialect.sentence.format(key=keys[0], code=dialect.write(own_codes[0])), False)

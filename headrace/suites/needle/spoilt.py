@@ -22,6 +22,9 @@ from headrace.suites.results import CaseResult, Verdict
 
 EXPECTED = "an answer that differs from the cold one: a chunk is another prompt's"
 
+# A spoilt answer must be noticed.
+_OPPOSITE: dict[Verdict, Verdict] = {"red": "green", "green": "red", "void": "void"}
+
 
 def exchange(asker: Asker, prompts: Sequence[Prompt]) -> str:
     """Exchange a chunk of each of two prompts; return why that could not be done, or ""."""
@@ -56,7 +59,7 @@ def _ask(asker: Asker, prompt: Prompt, failure: str) -> CaseResult:
         prompt, "L2", answer, score(answer.text, prompt, asker.dialect, asker.known), seen,
         asker.shards.expected(prompt), cold=asker.cold(prompt), exact=asker.dialect.exact,
     )  # fmt: skip
-    verdict: Verdict = {"red": "green", "green": "red", "void": "void"}[cell.verdict]  # type: ignore[assignment]
+    verdict = _OPPOSITE[cell.verdict]
     told = cell.seen() if cell.verdict != "green" else "the cold answer, with another's chunk in it"
     return CaseResult(SUITE, case, EXPECTED, told, verdict, round(seen.seconds * 1000, 3))
 

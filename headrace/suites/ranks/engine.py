@@ -120,15 +120,15 @@ def stand_in_for_vllm(*, with_hash: bool) -> None:
     utils = ModuleType("vllm.v1.core.kv_cache_utils")
 
     def init_none_hash(function: Callable[[Any], Any]) -> None:
-        utils.NONE_HASH = function("the hash before the first chunk")  # type: ignore[attr-defined]
+        vars(utils)["NONE_HASH"] = function("the hash before the first chunk")
 
-    utils.init_none_hash = init_none_hash  # type: ignore[attr-defined]
+    vars(utils)["init_none_hash"] = init_none_hash
     core = ModuleType("vllm.v1.core")
-    core.kv_cache_utils = utils  # type: ignore[attr-defined]
+    vars(core)["kv_cache_utils"] = utils
     hashing = ModuleType("vllm.utils.hashing")
     if with_hash:
-        hashing.sha256_cbor = _sha256_cbor  # type: ignore[attr-defined]
-        hashing.get_hash_fn_by_name = _hash_by_name  # type: ignore[attr-defined]
+        vars(hashing)["sha256_cbor"] = _sha256_cbor
+        vars(hashing)["get_hash_fn_by_name"] = _hash_by_name
     for module in (utils, core, hashing):
         sys.modules[module.__name__] = module
 

@@ -19,6 +19,7 @@ from typing import Any, Self
 from headrace.errors import SuiteVoidError
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
+from headrace.suites.valkey_server import free_port
 
 Answer = dict[str, Any]
 
@@ -91,7 +92,7 @@ class RankPool:
         self._pids = [
             int(hello["pid"]) for hello in self._receive(range(self.world), SECONDS, "start")
         ]
-        port = _free_port()
+        port = free_port()
         self.each(
             "join",
             per_rank=[
@@ -239,10 +240,3 @@ class RankPool:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
