@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -155,7 +156,8 @@ def test_server_that_comes_late_is_found(driver: Driver) -> None:
         done = driver.get([f"key{i}" for i in range(100)], SIZE)
         assert done.ok
         assert done.bools == [False] * 100
-        assert "key key0: no connection to 127.0.0.1:" in done.error
+        # Which of the two workers notes its failures first is not fixed.
+        assert re.match(r"key key\d+: no connection to 127\.0\.0\.1:", done.error), done.error
         assert "refused" in done.error
         assert "; and 97 more" in done.error
         assert done.ms < TIMEOUT_MS
