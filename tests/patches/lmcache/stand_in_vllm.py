@@ -1,61 +1,72 @@
-"""LMCache's vLLM connector where there is no vLLM: enough of it to import the connector's module.
-
-Every name of every `vllm` module is an empty class. What a test calls must not touch them.
-"""
+"""Importing LMCache's vLLM integration where vLLM is not installed."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import importlib
-import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+VERSION = "0.31.0"
 
-class _Modules(MetaPathFinder, Loader):
+
+class _MadeUp(ModuleType):
+    """A module that has every class one asks it for; none of them does anything."""
+
+    __version__ = VERSION
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = type(name, (), {"__init__": lambda self, *args, **options: None})
+        # Asked again it is the same one, and a test may replace it.
+        setattr(self, name, made)
+        return made
+
+
+class _Finder(MetaPathFinder, Loader):
     """Finds any module below `vllm`, and makes it up."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.partition(".")[0] != "vllm":
-            return None
-        return ModuleSpec(name, self, is_package=True)
+        return ModuleSpec(name, self, is_package=True) if _is_vllm(name) else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _MadeUp(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        def made_up(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return type(name, (), {})
+        """A made up module is complete as it was created."""
 
-        module.__path__ = []
-        vars(module)["__version__"] = "0.31.0"
-        vars(module)["__getattr__"] = made_up
+
+@contextlib.contextmanager
+def made_up_vllm() -> Iterator[None]:
+    """Let `import vllm…` give made up modules, and forget them afterwards.
+
+    An engine that is built later must not find them: it would take vLLM's hash functions there.
+    """
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if _is_vllm(name)]:
+            del sys.modules[name]
 
 
 def worker_connector(engine: Any) -> Any:
     """Return LMCache's in-process connector as a worker has it, around `engine`."""
-    adapter = _adapter()
+    with made_up_vllm():
+        adapter: Any = importlib.import_module("lmcache.integration.vllm.vllm_v1_adapter")
     connector = adapter.LMCacheConnectorV1Impl.__new__(adapter.LMCacheConnectorV1Impl)
     connector._manager = SimpleNamespace(lmcache_engine=engine)
     return connector
 
 
-@functools.cache
-def _adapter() -> Any:
-    finder = None
-    if importlib.util.find_spec("vllm") is None:
-        finder = _Modules()
-        sys.meta_path.append(finder)
-    try:
-        return importlib.import_module("lmcache.integration.vllm.vllm_v1_adapter")
-    finally:
-        # An engine built later must not find it: it would take vLLM's hash functions from it.
-        if finder is not None:
-            sys.meta_path.remove(finder)
-            for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-                del sys.modules[name]
+def _is_vllm(name: str) -> bool:
+    return name.partition(".")[0] == "vllm"

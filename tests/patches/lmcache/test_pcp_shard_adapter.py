@@ -12,7 +12,7 @@ import torch
 from lmcache.v1.pcp_shard.settings import ShardSettingsError
 
 from tests.patches.lmcache.shard_ranks import shard_config
-from tests.patches.lmcache.vllm_stand_in import stand_in_for_vllm
+from tests.patches.lmcache.stand_in_vllm import made_up_vllm
 
 pytestmark = pytest.mark.patched_only(reason="stock has no sharded store")
 
@@ -25,13 +25,13 @@ TOKENS = 4 * CHUNK
 
 @pytest.fixture(scope="module", autouse=True)
 def _vllm() -> Iterator[None]:
-    with stand_in_for_vllm():
+    with made_up_vllm():
         yield
 
 
 @pytest.fixture
 def vllm_v1_adapter() -> Any:
-    """LMCache's adapter module, with stand-ins for vLLM's modules."""
+    """LMCache's adapter module, with made up modules of vLLM."""
     return importlib.import_module("lmcache.integration.vllm.vllm_v1_adapter")
 
 
