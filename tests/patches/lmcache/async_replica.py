@@ -10,13 +10,8 @@ from dataclasses import dataclass
 from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
-from tests.patches.lmcache.rank_pool import assert_loaded
+from tests.patches.lmcache.rank_pool import LABELS, TAIL, WORLD, assert_loaded
 from tests.patches.lmcache.scheduler import Scheduler, scheduler
-
-WORLD = 3
-CHUNKS = 11
-LABELS = list(range(1, CHUNKS + 1))
-TAIL = 5
 
 
 @dataclass

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.suites.ranks.pool import RankPool
+from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.template import Template
 from tests.patches.lmcache.loops import LoopThread, loop_thread
-from tests.patches.lmcache.rank_pool import template
+from tests.patches.lmcache.rank_pool import WORLD, replica, template
 
 # Before any LMCache module: it configures its logging and telemetry on import.
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
@@ -46,3 +48,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
     """A process that has imported LMCache, for ranks to be forked from."""
     with template(tmp_path_factory.mktemp("source") / "import.log") as importing:
         yield importing
+
+
+@pytest.fixture(scope="module")
+def three(
+    source: Template, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RankPool, Shards]]:
+    """Three ranks whose engines are not opened yet, and their servers."""
+    with replica(source, tmp_path_factory.mktemp("three"), WORLD) as running:
+        yield running

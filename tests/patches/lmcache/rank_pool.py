@@ -22,6 +22,13 @@ PATIENCE = 20.0
 # The release loses completions, in lookups as well: what hangs there hangs for ever.
 STOCK_PATIENCE = 4.0
 
+# The ranks that most tests run on, and their prompt: more whole chunks than ranks, a rank that owns
+# one less than the others, and part of a chunk behind.
+WORLD = 3
+CHUNKS = 11
+LABELS = list(range(1, CHUNKS + 1))
+TAIL = 5
+
 
 def site() -> Path:
     """Return the folder with the lmcache package that the tests run on."""

@@ -16,7 +16,7 @@ from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
 from tests.patches.lmcache.cell_run import EVICTING, Replica, cell_settings, check
-from tests.patches.lmcache.rank_pool import assert_loaded, found, replica
+from tests.patches.lmcache.rank_pool import CHUNKS, LABELS, TAIL, assert_loaded, found, replica
 from tests.patches.lmcache.sharded_cells import ASYNCHRONOUS_CELLS, Cell
 
 # Why each test fails on the pinned release; the runner matches these with its messages. It also
@@ -28,18 +28,6 @@ STOCK_REASONS = {
     "test_fewer_chunks_than_ranks": r"rank 1 loaded 0 of 16 tokens|did not return",
     "test_eight_ranks": r"rank 1 loaded 0 of 5120 tokens|did not return",
 }
-
-CHUNKS = 11
-LABELS = list(range(1, CHUNKS + 1))
-TAIL = 5
-
-
-@pytest.fixture(scope="module")
-def three(
-    source: Template, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RankPool, Shards]]:
-    with replica(source, tmp_path_factory.mktemp("three"), 3) as running:
-        yield running
 
 
 @pytest.fixture

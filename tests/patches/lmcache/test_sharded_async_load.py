@@ -11,9 +11,9 @@ import pytest
 from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.template import Template
-from tests.patches.lmcache.async_replica import CHUNKS, LABELS, TAIL, WORLD, Replica, started
+from tests.patches.lmcache.async_replica import Replica, started
 from tests.patches.lmcache.deadline import wait_until
-from tests.patches.lmcache.rank_pool import assert_loaded, replica, site
+from tests.patches.lmcache.rank_pool import CHUNKS, LABELS, TAIL, WORLD, assert_loaded, site
 
 # Why each test fails on the pinned release; the runner matches these with its messages. It also
 # loses completions: there, rank 0 may never get as far as what the test is about.
@@ -30,14 +30,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
     log = tmp_path_factory.mktemp("source") / "import.log"
     with Template(log, site(), "tests.patches.lmcache.async_rank") as importing:
         yield importing
-
-
-@pytest.fixture(scope="module")
-def three(
-    source: Template, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RankPool, Shards]]:
-    with replica(source, tmp_path_factory.mktemp("three"), WORLD) as running:
-        yield running
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ and all of them load the whole prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -16,7 +15,7 @@ from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
 from headrace.suites.valkey_server import ValkeyServer
-from tests.patches.lmcache.rank_pool import assert_loaded, found, replica
+from tests.patches.lmcache.rank_pool import CHUNKS, LABELS, TAIL, assert_loaded, found, replica
 
 # Why each test fails on the pinned release; the runner matches these with its messages. It also
 # loses completions: there, rank 0 may never get as far as what the test is about.
@@ -32,18 +31,6 @@ STOCK_REASONS = {
     "test_two_replicas_in_one_world": r"rank 1 loaded 0 of 176 tokens|did not return from",
     "test_eight_ranks": r"rank 0 stored all 20 chunks",
 }
-
-CHUNKS = 11
-LABELS = list(range(1, CHUNKS + 1))
-TAIL = 5
-
-
-@pytest.fixture(scope="module")
-def three(
-    source: Template, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RankPool, Shards]]:
-    with replica(source, tmp_path_factory.mktemp("three"), 3) as running:
-        yield running
 
 
 @pytest.fixture
