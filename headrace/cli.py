@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
+from headrace.bench.command import app as bench
 from headrace.console import say
 from headrace.engine.serve import app as serve
 from headrace.errors import ConfigurationError, HeadraceError
@@ -24,7 +25,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Stock and patched, measured in one run.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(serve, name="serve")
 app.command("needle")(needle)
@@ -97,100 +97,6 @@ def missing_key(
         results = run_suite(chosen, reporter.case)
         reporter.finish(results)
     raise_unless_green(SUITE, results, out)
-
-
-@bench.command("resp")
-def bench_resp(
-    stock: Annotated[
-        Path, typer.Option(metavar="SITE", help="Folder with the stock lmcache package.")
-    ] = Path("build/site/stock"),
-    patched: Annotated[
-        Path, typer.Option(metavar="SITE", help="Folder with the patched lmcache package.")
-    ] = Path("build/site/patched"),
-    out: Annotated[Path, typer.Option(help="Folder for bench.json and the logs.")] = Path(
-        "headrace-report/bench-resp"
-    ),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A few pairs, judged by nobody: does it work?")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the JSON instead of the table.")
-    ] = False,
-) -> None:
-    """Compare two builds of the RESP client against one private Valkey.
-
-    Ends with 0 if every row is at least 0.97 of stock, 11 if one is slower, 12 if one stays
-    undecided, 2 for a bad option.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from headrace.bench.comparison import raise_unless_passed, table_rows
-    from headrace.bench.plan import FULL, QUICK
-    from headrace.bench.resp import compare
-    from headrace.console import console
-
-    with console.status("starting") as status:
-
-        def step(what: str) -> None:
-            status.update(what)
-            if not console.is_terminal:
-                say(f"{what} ...")
-
-        result = compare(stock, patched, QUICK if quick else FULL, out, step)
-    if as_json:
-        typer.echo((out / "bench.json").read_text(), nl=False)
-    else:
-        table = Table("", "stock", "patched", "patched / stock", "verdict")
-        for row in table_rows(result):
-            table.add_row(*row)
-        Console(width=None if console.is_terminal else 120).print(table)
-    raise_unless_passed(result, out)
-
-
-@bench.command("shard")
-def bench_shard(
-    stock: Annotated[
-        Path, typer.Option(metavar="SITE", help="Folder with the stock lmcache package.")
-    ] = Path("build/site/stock"),
-    patched: Annotated[
-        Path, typer.Option(metavar="SITE", help="Folder with the patched lmcache package.")
-    ] = Path("build/site/patched"),
-    out: Annotated[Path, typer.Option(help="Folder for bench-shard.json and the logs.")] = Path(
-        "headrace-report/bench-shard"
-    ),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Two ranks, small chunks: does it work?")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the JSON instead of the table.")
-    ] = False,
-) -> None:
-    """Compare how two builds store and load one prompt on all ranks of a replica.
-
-    Every rank is a process with its own engine and its own Valkey. Ends with 11 if the patched
-    build's most loaded rank stores more than its share, or hangs; times are not judged.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from headrace.bench.shard import compare_shards
-    from headrace.bench.shard_plan import QUICK_SHARD, ShardPlan
-    from headrace.bench.shard_result import raise_unless_balanced, shard_table_rows
-    from headrace.console import console
-
-    def step(what: str) -> None:
-        say(f"{what} ...")
-
-    result = compare_shards(stock, patched, QUICK_SHARD if quick else ShardPlan(), out, step)
-    if as_json:
-        typer.echo((out / "bench-shard.json").read_text(), nl=False)
-    else:
-        table = Table("", "stock", "patched", "patched / stock")
-        for row in shard_table_rows(result):
-            table.add_row(*row)
-        Console(width=None if console.is_terminal else 120).print(table)
-    raise_unless_balanced(result, out)
 
 
 def endpoint(text: str) -> Endpoint:
