@@ -18,10 +18,12 @@ from headrace.bench.shard_result import Place, ShardComparison, ShardRow, Timing
 from headrace.bench.statistics import Round, paired_ratio
 from headrace.console import disk_error
 from headrace.errors import SuiteVoidError
-from headrace.suites.ranks.pool import Answer, RankPool, RanksHungError
+from headrace.suites.ranks.failures import RanksHungError
+from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
+from headrace.suites.ranks.wire import Answer
 
 # The release loses completions, and then a lookup or a load never returns: that pair is repeated.
 _COMMAND_SECONDS = 20.0

@@ -19,6 +19,7 @@ from headrace.bench.shard_result import (
 from headrace.errors import SuiteFailedError, SuiteVoidError
 from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.template import Template
+from headrace.suites.ranks.wire import Wire
 from tests.suites.sites import headrace, site
 
 TIMING = Timing(2.0, 1.0, 2.0, 1.9, 2.1)
@@ -78,7 +79,7 @@ def test_a_rank_that_fails_makes_the_bench_void_in_one_line(
     pool = RankPool(Template(tmp_path / "import.log"), tmp_path, 1, show_stacks=False)
     (tmp_path / "rank-0.log").write_text("many\nlines\n")
     near, far = socket.socketpair()
-    pool._wires, pool._unread = [near], [b""]
+    pool._wires = [Wire(near)]
     if answer is not None:
         far.sendall(answer)
         far.shutdown(socket.SHUT_WR)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
-import socket
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,36 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.errors import SuiteVoidError
+from headrace.suites.ranks.failures import RankDiedError, RankRaisedError, RanksHungError
+from headrace.suites.ranks.logs import RankLogs
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
+from headrace.suites.ranks.wire import Answer, Wire
 from headrace.suites.valkey_server import free_port
-
-Answer = dict[str, Any]
 
 SECONDS = 20.0
 _DUMP_SECONDS = 0.5
-_LOG_CHARACTERS = 6000
-
-
-class RanksHungError(SuiteVoidError, AssertionError):
-    """Ranks did not answer in time; the stacks of all of them are in their logs.
-
-    Attributes:
-        silent: the ranks that did not answer.
-    """
-
-    def __init__(self, message: str, silent: Sequence[int]) -> None:
-        super().__init__(message)
-        self.silent = tuple(silent)
-
-
-class RankDiedError(SuiteVoidError, AssertionError):
-    """A rank's process ended where an answer was due."""
-
-
-class RankRaisedError(SuiteVoidError, AssertionError):
-    """A command raised on a rank, and the caller did not ask to see that."""
 
 
 class RankPool:
@@ -73,22 +49,20 @@ class RankPool:
         self._templates = (
             [templates] * world if isinstance(templates, Template) else list(templates)
         )
-        self._folder = folder
+        self._logs = RankLogs(folder, quoted=show_stacks)
         self.world = world
         self.replica = replica or world
         self.patience = patience
-        self._show_stacks = show_stacks
-        self._wires: list[socket.socket] = []
-        self._unread: list[bytes] = []
+        self._wires: list[Wire] = []
         self._pids: list[int] = []
 
     def start(self) -> None:
         """Fork the ranks and let them find each other; those that ran before are killed."""
         self.kill()
         for rank, template in enumerate(self._templates):
-            self._log(rank).unlink(missing_ok=True)
-            self._wires.append(template.fork(self._log(rank)))
-        self._unread = [b""] * self.world
+            log = self._logs.path(rank)
+            log.unlink(missing_ok=True)
+            self._wires.append(Wire(template.fork(log)))
         self._pids = [
             int(hello["pid"]) for hello in self._receive(range(self.world), SECONDS, "start")
         ]
@@ -147,15 +121,12 @@ class RankPool:
         asked = list(range(self.world) if ranks is None else ranks)
         for index, rank in enumerate(asked):
             own = per_rank[index] if per_rank is not None else {}
-            message = {"do": do, **request, **own}
-            # A rank that is gone is noticed when its answer is missing.
-            with contextlib.suppress(OSError):
-                self._wires[rank].sendall(json.dumps(message).encode() + b"\n")
+            self._wires[rank].send({"do": do, **request, **own})
         answers = self._receive(asked, self.patience if seconds is None else seconds, do)
         for rank, answer in zip(asked, answers, strict=True):
             if "raised" in answer and not may_raise:
                 what = " ".join(str(answer["raised"]).split())
-                raise RankRaisedError(f"rank {rank}: {do} raised {what}{self._see(rank)}")
+                raise RankRaisedError(f"rank {rank}: {do} raised {what}{self._logs.see(rank)}")
         return answers
 
     def ask(self, rank: int, do: str, *, seconds: float | None = None, **request: Any) -> Answer:
@@ -177,32 +148,28 @@ class RankPool:
 
     def log(self, rank: int) -> str:
         """Return what a rank has printed since it was started."""
-        path = self._log(rank)
-        return path.read_text(errors="replace") if path.exists() else ""
+        return self._logs.text(rank)
 
     def _receive(self, asked: Iterable[int], seconds: float, do: str) -> list[Answer]:
-        waiting = dict.fromkeys(asked)
+        waiting = {self._wires[rank]: rank for rank in asked}
         answers: dict[int, Answer] = {}
         until = time.monotonic() + seconds
         while waiting:
             left = until - time.monotonic()
-            by_wire = {self._wires[rank]: rank for rank in waiting}
-            ready = select.select(list(by_wire), [], [], left)[0] if left > 0 else []
+            ready = select.select(list(waiting), [], [], left)[0] if left > 0 else []
             if not ready:
-                raise self._hung(do, seconds, list(waiting))
+                raise self._hung(do, seconds, list(waiting.values()))
             for wire in ready:
-                rank = by_wire[wire]
+                rank = waiting[wire]
                 try:
-                    chunk = wire.recv(65536)
-                except ConnectionError:
-                    chunk = b""
-                if not chunk:
-                    raise RankDiedError(f"rank {rank} ended in {do}{self._see(rank)}")
-                self._unread[rank] += chunk
-                if b"\n" in self._unread[rank]:
-                    line, _, self._unread[rank] = self._unread[rank].partition(b"\n")
-                    answers[rank] = json.loads(line)
-                    del waiting[rank]
+                    answer = wire.receive()
+                except EOFError as ended:
+                    raise RankDiedError(
+                        f"rank {rank} ended in {do}{self._logs.see(rank)}"
+                    ) from ended
+                if answer is not None:
+                    answers[rank] = answer
+                    del waiting[wire]
         return [answers[rank] for rank in sorted(answers)]
 
     def _hung(self, do: str, seconds: float, silent: list[int]) -> RanksHungError:
@@ -210,24 +177,13 @@ class RankPool:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR1)
         time.sleep(_DUMP_SECONDS)
-        for rank in range(self.world if self._show_stacks else 0):
-            sys.stderr.write(f"--- rank {rank}, the stacks of all threads:\n{self._tail(rank)}\n")
+        self._logs.print_stacks(self.world)
         names = ", ".join(map(str, silent))
         return RanksHungError(
             f"rank{'s' if len(silent) > 1 else ''} {names} of {self.world} did not return from "
-            f"{do} within {seconds:g} s{'' if self._show_stacks else self._see(silent[0])}",
+            f"{do} within {seconds:g} s{self._logs.see_silent(silent[0])}",
             silent,
         )
-
-    def _see(self, rank: int) -> str:
-        """Return the end of a message about a rank: where its log is, or the log for a test."""
-        return f"\n{self._tail(rank)}" if self._show_stacks else f"; see {self._log(rank)}"
-
-    def _tail(self, rank: int) -> str:
-        return self.log(rank)[-_LOG_CHARACTERS:]
-
-    def _log(self, rank: int) -> Path:
-        return self._folder / f"rank-{rank}.log"
 
     def __enter__(self) -> Self:
         self.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,25 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from headrace.suites.ranks import storage
 from headrace.suites.ranks.engine import build_engine
+from headrace.suites.ranks.lookup import Answers, look_up
 from headrace.suites.ranks.prompt import Pages, tokens_of
 from headrace.suites.ranks.settings import Settings
 
-# What the pool is overwritten with.
-POISON = 0xA5
 # Far above every deadline of a pool: whoever waits this long was left alone.
 _GROUP_SECONDS = 120.0
-_POLL_SECONDS = 0.002
-
-
-class Answers:
-    """Stands where the asynchronous lookup server does, and keeps what it was told to send."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, int]] = []
-
-    def send_response_to_scheduler(self, lookup_id: str, tokens: int, *_: Any) -> None:
-        self.sent.append((lookup_id, tokens))
 
 
 class Rank:
@@ -98,30 +86,15 @@ class Rank:
             req_id=request,
         )
         returned = time.monotonic()
-        self._flush()
+        storage.wait_for_puts(self.engine.storage_manager)
         return {"seconds": returned - began, "put_seconds": time.monotonic() - began}
 
     def lookup(self, labels: Sequence[int], tail: int = 0, request: str = "r") -> dict[str, Any]:
         """Ask as the scheduler asks, by hashes; tokens is None where no lookup server runs."""
-        engine = self.engine
-        if engine.storage_manager is None:
+        if self.engine.storage_manager is None:
             return {"tokens": None}
         tokens = self._tokens(labels, tail)
-        found = engine.token_database.process_tokens(tokens, make_key=False)
-        hashes = [int(chunk_hash) for _, _, chunk_hash in found]
-        offsets = [self.settings.chunk_size] * len(hashes)
-        if not self.settings.asynchronous:
-            asked = {"hashes": hashes, "offsets": offsets, "lookup_id": request, "pin": True}
-            return {"tokens": int(engine.lookup(**asked))}
-        already = len(self.answers.sent)
-        # The release has no attempts: it cannot tell the answers of two lookups apart.
-        numbered = {"attempt": already + 1} if hasattr(engine, "pcp_shard") else {}
-        engine.async_lookup_and_prefetch(
-            request, hashes=hashes, offsets=offsets, pin=True, **numbered
-        )
-        while len(self.answers.sent) == already:
-            time.sleep(_POLL_SECONDS)
-        return {"tokens": self.answers.sent[-1][1]}
+        return {"tokens": look_up(self.engine, self.settings, self.answers, tokens, request)}
 
     def load(
         self,
@@ -185,29 +158,14 @@ class Rank:
 
     def held(self) -> dict[str, Any]:
         """Return how many bytes are taken from the CPU pool, and how many chunks L1 has."""
-        manager = self.engine.storage_manager
-        if manager is None:
-            return {"bytes": 0, "chunks": 0}
-        backend = manager.local_cpu_backend
-        allocator = backend.memory_allocator.pin_allocator
-        hot = list(backend.hot_cache.values())
-        return {
-            "bytes": int(allocator.address_manager.total_allocated_size),
-            "chunks": len(hot),
-            "pinned": sum(bool(memory_obj.is_pinned) for memory_obj in hot),
-            "references": sum(int(memory_obj.get_ref_count()) for memory_obj in hot),
-        }
+        return storage.held(self.engine.storage_manager)
 
     def poison(self) -> dict[str, Any]:
         """Overwrite the CPU pool, which must be free: a buffer that nobody filled again shows.
 
         Without it a store leaves the right bytes where the next load's buffers are.
         """
-        held = self.held()["bytes"]
-        if held:
-            raise RuntimeError(f"expected an unused pool, found {held} bytes taken")
-        if self.engine.storage_manager is not None:
-            self.engine.storage_manager.local_cpu_backend.memory_allocator.buffer.fill_(POISON)
+        storage.poison(self.engine.storage_manager)
         return {}
 
     def commands(self) -> dict[str, Callable[..., dict[str, Any]]]:
@@ -226,21 +184,3 @@ class Rank:
     def _pages(self, labels: Sequence[int], tail: int, seed: int) -> Pages:
         shape = self.settings.shape
         return Pages(shape, len(labels) * shape.chunk_size + tail, seed)
-
-    def _flush(self) -> None:
-        """Wait until the puts that a store has begun have ended, well or not."""
-        manager = self.engine.storage_manager
-        if manager is not None:
-            asyncio.run_coroutine_threadsafe(_puts_have_ended(), manager.loop).result()
-
-
-async def _puts_have_ended() -> None:
-    # The engine keeps no account of batched puts. What it had begun is a task of the loop by now:
-    # the loop takes what it is handed in turn.
-    puts = [
-        task
-        for task in asyncio.all_tasks()
-        if "put" in getattr(task.get_coro(), "__qualname__", "")
-        and task is not asyncio.current_task()
-    ]
-    await asyncio.gather(*puts, return_exceptions=True)

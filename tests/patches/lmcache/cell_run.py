@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.suites.ranks.pool import Answer, RankPool, RanksHungError
+from headrace.suites.ranks.failures import RanksHungError
+from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
+from headrace.suites.ranks.wire import Answer
 from tests.patches.lmcache.rank_pool import is_sharded
 from tests.patches.lmcache.sharded_cells import (
     FATAL,

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from headrace.suites.ranks.failures import RankDiedError, RanksHungError
 from headrace.suites.ranks.main import WITHOUT_HASH
-from headrace.suites.ranks.pool import RankDiedError, RankPool, RanksHungError
+from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.settings import Settings
 from headrace.suites.ranks.template import Template
 from tests.patches.lmcache.cell_run import (
