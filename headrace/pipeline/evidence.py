@@ -36,7 +36,7 @@ MANDATORY_CHECKS: dict[str, tuple[str, ...]] = {
     "sm103": (*CPU_CHECKS, "device-code", "kernel-module"),
 }
 MANDATORY_SUITES: dict[str, tuple[str, ...]] = {
-    "cpu": ("missing-key",),
+    "cpu": ("missing-key", "needle"),
     "sm103": ("missing-key", "needle"),
 }
 

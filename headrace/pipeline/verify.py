@@ -29,14 +29,36 @@ from headrace.pipeline.proofs import CHECKS
 from headrace.pipeline.report import report_path, save_report
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
 
-# Name of a suite -> words after `headrace`. It writes results.jsonl and junit.xml to /report.
-SUITES: Mapping[str, Sequence[str]] = {"missing-key": ("missing-key", "--out", "/report")}
+# The words after `headrace` that run a suite in the image of a digest. It writes results.jsonl and
+# junit.xml to /report.
+Words = Callable[[str], Sequence[str]]
 SUITE_S = 1800.0
 EXPECTED_STATUS: Mapping[Verdict, int] = {
     "green": 0,
     "red": SuiteFailedError.exit_code,
     "void": SuiteVoidError.exit_code,
 }
+
+
+def missing_key(digest: str) -> Sequence[str]:
+    """Return the words for every reply that a server may give for a key that is not there."""
+    return ("missing-key", "--out", "/report")
+
+
+def needle(digest: str) -> Sequence[str]:
+    """Return the words for all four tiers up to 4,000 tokens, and 16,384 cold and from L2.
+
+    The seed follows from the digest: other images are asked other prompts, and one image the same
+    ones again.
+    """
+    return (
+        "needle", "--private", "--out", "/report", "--image", digest,
+        "--seed", str(int(digest[-8:], 16)), "--lengths", "1100,4000", "--brief", "16384",
+    )  # fmt: skip
+
+
+# In the order in which they run: the second takes minutes, and the first finds most faults.
+SUITES: Mapping[str, Words] = {"missing-key": missing_key, "needle": needle}
 
 
 def verify(layout: Layout, target: str) -> Report:
@@ -120,7 +142,7 @@ def _run_check(subject: Subject, name: str, check: Callable[[Subject], str] | No
     return Check(name=name, verdict=verdict, detail=detail, seconds=seconds)
 
 
-def run_suites(subject: Subject, suites: Mapping[str, Sequence[str]]) -> tuple[Suite, ...]:
+def run_suites(subject: Subject, suites: Mapping[str, Words]) -> tuple[Suite, ...]:
     """Run the suites of the subject's flavor in the image; one that does not exist is void."""
     done = []
     for name in dict.fromkeys([*suites, *MANDATORY_SUITES[subject.flavor]]):
@@ -129,7 +151,7 @@ def run_suites(subject: Subject, suites: Mapping[str, Sequence[str]]) -> tuple[S
             if name not in suites:
                 raise UnprovedError(f"flavor {subject.flavor} needs it, and it is not written yet")
             with working(f"running {name} in the image"):
-                verdict, detail, cases = _run_suite(subject, name, suites[name])
+                verdict, detail, cases = _run_suite(subject, name, suites[name](subject.digest))
         except HeadraceError as unproved:
             verdict, detail, cases = "void", str(unproved), ()
         seconds = round(time.monotonic() - clock, 2)

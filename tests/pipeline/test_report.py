@@ -82,20 +82,27 @@ def test_a_check_that_was_left_out_refuses(name: str) -> None:
         refuse_unless_publishable(report(checks=checks), DIGEST)
 
 
-@pytest.mark.parametrize("suites", [(), (suite("missing-key"),), (suite("other", "green"),)])
-def test_a_suite_that_did_not_run_or_had_no_case_refuses(suites: tuple[Suite, ...]) -> None:
+@pytest.mark.parametrize("name", MANDATORY_SUITES["cpu"])
+@pytest.mark.parametrize("instead", [(), ("",), ("other",)])
+def test_a_suite_that_did_not_run_or_had_no_case_refuses(
+    name: str, instead: tuple[str, ...]
+) -> None:
+    """Left out, there without a case, or another one in its place."""
+    others = tuple(part for part in SUITES if part.name != name)
+    suites = (*others, *(suite(word, "green") if word else suite(name) for word in instead))
     green = tuple(part.model_copy(update={"verdict": "green"}) for part in suites)
-    with pytest.raises(PublishError, match="expected suite missing-key, which was skipped"):
+    assert overall("cpu", CHECKS, green) == "void"
+    with pytest.raises(PublishError, match=f"expected suite {name}, which was skipped"):
         refuse_unless_publishable(report(suites=green), DIGEST)
 
 
 @pytest.mark.parametrize("verdict", ["red", "void"])
 def test_one_case_of_a_suite_refuses(verdict: Verdict) -> None:
-    suites = (suite("missing-key", "green", verdict),)
+    suites = (suite("missing-key", "green", verdict), SUITES[1])
     assert overall("cpu", CHECKS, suites) == verdict
     with pytest.raises(PublishError, match=f"missing-key is {verdict}"):
         refuse_unless_publishable(report(suites=suites), DIGEST)
-    pretending = (suites[0].model_copy(update={"verdict": "green"}),)
+    pretending = (suites[0].model_copy(update={"verdict": "green"}), SUITES[1])
     assert overall("cpu", CHECKS, pretending) == verdict
     with pytest.raises(PublishError, match=f"case case 1 is {verdict}"):
         refuse_unless_publishable(report(suites=pretending), DIGEST)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.errors import ConfigurationError, HeadraceError, ImageError, VerificationError
 from headrace.pipeline import container, proofs, verify
 from headrace.pipeline.container import Outcome
 from headrace.pipeline.daemon import ensure_daemon
-from headrace.pipeline.evidence import MANDATORY_CHECKS
+from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES
 from headrace.pipeline.image import load_image
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.report import load_report, report_path
@@ -82,11 +84,15 @@ def test_a_whole_image_is_green_and_its_report_is_bound_to_its_digest(image: Pyt
     report = verify.verify(image.layout, "cpu")
     assert report.verdict == "green"
     assert [check.name for check in report.checks] == list(MANDATORY_CHECKS["cpu"])
-    assert [case.case for case in report.suites[0].cases] == ["GET of nothing"]
+    assert [suite.name for suite in report.suites] == list(MANDATORY_SUITES["cpu"])
+    assert [case.case for suite in report.suites for case in suite.cases] == ["GET of nothing"] * 2
     saved = report_path(image.layout, digest)
     assert load_report(saved) == report
     assert "GET of nothing" in saved.with_suffix(".txt").read_text()
-    assert (saved.with_suffix("") / "missing-key" / "results.jsonl").is_file()
+    for suite in ("missing-key", "needle"):
+        assert (saved.with_suffix("") / suite / "results.jsonl").is_file()
+    words = json.loads((saved.with_suffix("") / "needle" / "words.json").read_text())
+    assert words[words.index("--image") + 1] == digest, "the suite's own report names the image"
     assert containers() <= before
     left = {path.name for path in image.layout.build.iterdir()}
     assert left == {"wheels", "wheelhouse", "patched", "image", "report", "log"}
@@ -251,6 +257,20 @@ def test_a_name_that_nobody_has_says_what_to_run(image: PythonImage) -> None:
         subject_of(image.layout, "127.0.0.1:1/none:1"),
     ):
         pass
+
+
+def test_the_needle_suite_asks_one_image_the_same_and_another_other_prompts() -> None:
+    """Words that the command takes, with all that the gate has to show in them."""
+    digests = ["sha256:" + sign * 64 for sign in "12"]
+    one, again, other = ([*verify.needle(digest)] for digest in (digests[0], *digests))
+    assert one == again
+    assert one[one.index("--seed") + 1] != other[other.index("--seed") + 1]
+    listed = CliRunner().invoke(app, [*one, "--list"])
+    assert listed.exit_code == 0, listed.output
+    names = listed.stdout.split()
+    assert [name for name in names if name.endswith("-brief")] == ["16384-brief"]
+    assert {"rank-0", "rank-1", "border", "spoilt-a", "spoilt-b"} <= set(names)
+    assert any(name.startswith("4000-at-") for name in names)
 
 
 @pytest.mark.parametrize(
