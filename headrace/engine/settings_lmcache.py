@@ -128,6 +128,11 @@ def installed_lmcache() -> Path | None:
     return Path(next(iter(found.submodule_search_locations)))
 
 
+def has_sharded_store(lmcache: Path) -> bool:
+    """Return whether a `lmcache` package can give each rank the chunks that it owns."""
+    return (lmcache / "v1" / "pcp_shard").is_dir()
+
+
 def known_settings(lmcache: Path) -> frozenset[str] | None:
     """Return the names of LMCache's settings, old names included; None if they are not found.
 

@@ -30,16 +30,16 @@ class PrivateEngine:
         url: of its HTTP server.
         valkey: the servers' addresses, with {rank}.
         log: of all its processes.
+        words: what follows `headrace serve prefill`.
     """
 
     def __init__(self, folder: Path, ranks: int, valkey: str, words: Sequence[str]) -> None:
-        """Take what follows `headrace serve prefill` as `words`."""
         self._ranks = ranks
         self.valkey = valkey
         self.log = folder / "engine.log"
         self._port = free_port()
         self.url = f"http://{HOST}:{self._port}"
-        self._words = words
+        self.words = words
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, endpoint: Endpoint) -> None:
@@ -51,11 +51,7 @@ class PrivateEngine:
         """
         with self._log() as log:
             process = self._process = subprocess.Popen(
-                [
-                    sys.executable, "-m", "headrace.cli", "serve", "prefill", "--host", HOST,
-                    "--port", str(self._port), *self._words,
-                ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=environment(self._ranks), start_new_session=True,
             )  # fmt: skip
         if not endpoint.wait(START_SECONDS, lambda: process.poll() is None):
@@ -71,6 +67,13 @@ class PrivateEngine:
             raise EndpointError(
                 f"{self.url}: expected the private engine to answer, {what}; see {self.log}"
             )
+
+    def command(self) -> list[str]:
+        """Return what `start` runs."""
+        return [
+            sys.executable, "-m", "headrace.cli", "serve", "prefill", "--host", HOST,
+            "--port", str(self._port), *self.words,
+        ]  # fmt: skip
 
     def restart(self, endpoint: Endpoint) -> None:
         """End the engine, and start it with empty memory."""

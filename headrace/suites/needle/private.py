@@ -7,16 +7,18 @@ parallelism, which vLLM does not have on the CPU. Everything is on loopback and 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.console import disk_error
+from headrace.console import disk_error, say
+from headrace.engine.settings_lmcache import has_sharded_store, installed_lmcache
 from headrace.errors import MachineError
 from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.engine import PrivateEngine, free_ports, programs
-from headrace.suites.needle.options import Options
+from headrace.suites.needle.options import SUITE, Options
 from headrace.suites.needle.plan import plan
 from headrace.suites.needle.run import Outcome, run_suite
 from headrace.suites.results import CaseResult
@@ -24,6 +26,7 @@ from headrace.suites.valkey_server import HOST, ValkeyServer
 
 # Room for an answer behind the longest prompt.
 _ANSWER = 64
+MODEL = "needle-model"
 
 
 def run_private(
@@ -31,7 +34,8 @@ def run_private(
 ) -> Outcome:
     """Run the suite against a deployment of its own; see `run_suite`.
 
-    The engine's log stays in the output folder.
+    The engine's log stays in the output folder. An LMCache without the sharded store is run as it
+    is, with one server, and asked for the same proof: it cannot give it.
 
     Raises:
         MachineError: there is no vllm, no server binary or no free port, or the folder cannot be
@@ -43,14 +47,19 @@ def run_private(
             "docker run --rm --shm-size 1g --entrypoint headrace IMAGE needle --private"
         )
     longest = max(each.length for each in plan(options))
-    folder = options.out / "private"
+    lmcache = installed_lmcache()
+    store = _sharded_store(lmcache) if lmcache else None
+    if store:
+        say(f"{SUITE}: {store.seen}")
+        on_result(store)
     with (
         private_engine(
-            folder,
+            options.out,
             ranks=options.ranks,
             chunk=options.chunk,
             longest=longest,
             async_loading=async_loading,
+            sharded=store is None,
         ) as engine,
         Endpoint(engine.url, "", options.patience) as endpoint,
     ):
@@ -59,16 +68,33 @@ def run_private(
             options, endpoint=engine.url, valkey=(engine.valkey,), logs=(engine.log,),
             dialect="needle-model", restart="private",
         )  # fmt: skip
-        return run_suite(mine, on_result, engine.restart)
+        outcome = run_suite(mine, on_result, engine.restart)
+    return replace(outcome, whole=[store, *outcome.whole]) if store else outcome
+
+
+def _sharded_store(lmcache: Path) -> CaseResult | None:
+    """Return a void case if the installed LMCache has no sharded store."""
+    if has_sharded_store(lmcache):
+        return None
+    return CaseResult(
+        SUITE, "deployment/sharded-store", "each rank stores the chunks that it owns",
+        f"{lmcache} has no sharded store: rank 0 stores all", "void", 0.0,
+    )  # fmt: skip
 
 
 @contextmanager
 def private_engine(
-    folder: Path, *, ranks: int, chunk: int, longest: int, async_loading: bool
+    folder: Path,
+    *,
+    ranks: int,
+    chunk: int,
+    longest: int,
+    async_loading: bool,
+    sharded: bool = True,
 ) -> Iterator[PrivateEngine]:
     """Write the model, start the servers, and end everything with the block.
 
-    The engine is not started yet.
+    The engine is not started yet. Its log, engine.log, stays in `folder`.
 
     Raises:
         MachineError: no server binary, no free ports, or the folder cannot be written.
@@ -76,25 +102,28 @@ def private_engine(
     # Imported here: it needs torch, which a client's machine need not have.
     from headrace.suites.needle_model import write_needle_model
 
-    model = folder / "model"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_needle_model(model)
-        (folder / "engine.log").write_bytes(b"")
-    except OSError as failure:
-        raise disk_error(failure, folder) from failure
     tokens = str(longest + _ANSWER)
     with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "engine.log").write_bytes(b"")
+            # Not below `folder`, which may belong to another user than ours, who must be able to
+            # remove what is in it.
+            model = stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{MODEL}-"))
+            write_needle_model(Path(model))
+        except OSError as failure:
+            raise disk_error(failure, folder) from failure
         base = free_ports(ranks)
         for rank in range(ranks):
             server = ValkeyServer()
             server.port = base + rank
             stack.enter_context(server)
         valkey = f"{HOST}:{base // 10}{{rank}}"
+        remote = valkey if sharded else valkey.replace("{rank}", "0")
         engine = PrivateEngine(
             folder, ranks, valkey,
             [
-                str(model), "--cpu", "--pcp", "1", "--tp", str(ranks), "--no-nixl",
+                model, "--cpu", "--pcp", "1", "--tp", str(ranks), "--no-nixl",
                 "--no-expert-parallel", "--kv-cache-dtype", "auto", "--max-model-len", tokens,
                 "--longest-prompt", tokens, "--bytes-per-token", "4608", "--l1-gib", "1",
                 "--chunk-size", str(chunk), "--resp-threads", "2",
@@ -102,11 +131,12 @@ def private_engine(
                 "--lookup-timeout", "20000",
                 # Between two looks for an answer vLLM's processes spin; on two cores they would
                 # keep the servers from running for seconds at the deployment's half millisecond.
-                "--set", "extra_config.lookup_backoff_time=0.02", "--remote-url", f"resp://{valkey}",
-                "--async-loading" if async_loading else "--sync-loading", "--",
+                "--set", "extra_config.lookup_backoff_time=0.02", "--remote-url", f"resp://{remote}",
+                "--async-loading" if async_loading else "--sync-loading",
+                "--sharded" if sharded else "--no-sharded", "--",
                 # Latent attention on the CPU reads a prompt in one step.
                 "--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", tokens,
-                "--max-num-seqs", "2", "--seed", "0",
+                "--max-num-seqs", "2", "--seed", "0", "--served-model-name", MODEL,
             ],
         )  # fmt: skip
         try:
