@@ -15,6 +15,6 @@ fi
 # What hangs is a finding: each test has a deadline, and dumps its stacks when it passes.
 "$python" -X faulthandler -m pytest --durations=15 "$@"
 if [ $# -eq 0 ]; then
-    # One mode of three: `make engine` asks them all.
-    HEADRACE_ENGINE_MODE=sharded ci/engine.sh
+    # One mode of three, and the needle suite: `make engine` asks them all.
+    HEADRACE_ENGINE_MODE=sharded,needle-suite ci/engine.sh
 fi

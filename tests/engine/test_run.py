@@ -1,4 +1,4 @@
-"""A mode that is red, or was ended, makes the whole run red; a stall earns one more run."""
+"""A part that is red, or was ended, makes the whole run red; a stall earns one more run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Watch:
 @pytest.mark.parametrize(
     ("still_ms", "statuses", "calls", "wanted"),
     [
-        (0.0, [0, 0, 0], 3, 0),
-        (0.0, [-9, 0, 0], 3, 1),
-        (0.0, [0, 1, 0], 3, 1),
-        (run.STILL_MS, [1, 0, 0, 0], 4, 0),
-        (run.STILL_MS, [1, 1, 0, 0], 4, 1),
+        (0.0, [0, 0, 0, 0], 4, 0),
+        (0.0, [-9, 0, 0, 0], 4, 1),
+        (0.0, [0, 0, 0, 1], 4, 1),
+        (run.STILL_MS, [1, 0, 0, 0, 0], 5, 0),
+        (run.STILL_MS, [1, 1, 0, 0, 0], 5, 1),
     ],
 )
 def test_status(
@@ -47,7 +47,23 @@ def test_status(
     assert len(statuses) - len(left) == calls
 
 
-def test_an_unknown_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_ENGINE_MODE", "shard")
-    with pytest.raises(SystemExit, match="expected one of plain, sharded, sharded-async"):
+@pytest.mark.parametrize("named", ["shard", "", "sharded,shard"])
+def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.setenv("HEADRACE_ENGINE_MODE", named)
+    monkeypatch.setattr(subprocess, "call", lambda *_, **__: 0)
+    with pytest.raises(SystemExit, match="expected one of plain, sharded, sharded-async, needle-"):
         run.main([])
+
+
+def test_named_parts_run_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[str] = []
+
+    def call(words: list[str], **_: object) -> int:
+        files.append(words[-1])
+        return 0
+
+    monkeypatch.setenv("HEADRACE_ENGINE_MODE", "sharded,needle-suite")
+    monkeypatch.setattr(subprocess, "call", call)
+    monkeypatch.setattr(run, "StallWatch", Watch)
+    assert run.main([]) == 0
+    assert files == ["tests/engine/test_real_engine.py", "tests/engine/test_needle_suite.py"]

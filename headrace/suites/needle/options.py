@@ -100,11 +100,15 @@ class Options:
         ]
 
     def again(self, only: str) -> str:
-        """Return the command that runs one prompt again.
+        """Return the command that runs one prompt again: in the image if that was a private run.
 
         It is tagged: what this run left in L2 would be a hit in a second cold run.
         """
-        words = ["headrace", SUITE, "--private" if self.private else self.endpoint]
+        words = ["headrace"]
+        if self.private and self.image:
+            words = ["docker", "run", "--rm", "--network", "none", "--shm-size", "1g"]
+            words += ["--entrypoint", "headrace", self.image]
+        words += [SUITE, "--private" if self.private else self.endpoint]
         words += ["--seed", str(self.seed), "--only", only]
         words += ["--ranks", str(self.ranks), "--chunk-size", str(self.chunk)]
         words += ["--lengths", _joined(self.lengths), "--distractors", str(self.distractors)]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.errors import EndpointError, MachineError
 from headrace.suites.needle import engine, private
 from headrace.suites.needle.client import Endpoint
@@ -102,6 +105,19 @@ def test_what_private_brings_cannot_be_given(words: tuple[str, str]) -> None:
     ran = _needle("--private", *words)
     assert ran.returncode == 2
     assert f"{words[0]}: expected none with --private" in ran.stderr
+
+
+def test_one_cell_of_an_image_is_asked_again_in_the_image() -> None:
+    """The words after the digest are the command's own, and choose the one prompt."""
+    image = "sha256:" + "ab" * 32
+    options = Options(
+        "", private=True, ranks=2, lengths=(1100,), brief=(16384,), seed=9, image=image
+    )  # fmt: skip
+    run, _, words = options.again("16384-brief").partition(f" {image} ")
+    assert run == "docker run --rm --network none --shm-size 1g --entrypoint headrace"
+    listed = CliRunner().invoke(app, [*shlex.split(words), "--list"])
+    assert listed.stdout.split() == ["16384-brief"], listed.output
+    assert "--seed 9" in words
 
 
 def test_ranks_talk_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
