@@ -10,6 +10,9 @@ vLLM's CPU attention packs the keys of a block for the processor's instructions,
 no rows of its own in it. Only whole blocks are copied, as they lie: a chunk is a number of
 whole blocks, and nothing else is stored (`save_unfull_chunk: false`). The latent cache of MLA
 is laid out token by token, but whole blocks of it are copied in the same way.
+
+Whoever loads this module also gets latent attention whose memory does not grow with the square of
+a prompt's length; see `cpu_prefill`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from lmcache.utils import EngineType
 from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 from lmcache.v1.memory_management import MemoryFormat
 from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+from vllm.v1.attention.backends.mla.prefill.cpu_sdpa import CPUSDPAMLAPrefillBackend
+
+from headrace.engine.cpu_prefill import attention_by_rows
 
 _create_for_other_devices = factories.CreateGPUConnector
 
@@ -133,3 +139,6 @@ class LMCacheConnectorV1CPU(LMCacheConnectorV1):  # type: ignore[misc]  # vllm i
 
 # LMCache asks for the factory by name when a worker starts, and has no place to register one.
 factories.CreateGPUConnector = create_connector
+
+# vLLM can register a backend of one's own, but has chosen one by the time it loads a connector.
+CPUSDPAMLAPrefillBackend._ragged_sdpa = attention_by_rows

@@ -169,10 +169,7 @@ def test_a_shard_pointed_at_anothers_is_void(engine: PrivateEngine) -> None:
     words = [*engine.words]
     words[at] = words[at].replace("{rank}", "0")
     one = PrivateEngine(engine.log.parent, RANKS, engine.valkey, words)
-    try:
-        outcome = _run(one, lambda result: None, one.restart, lengths=(600,), seed=6)
-    finally:
-        one.stop()
+    outcome = _run(one, lambda result: None, one.restart, lengths=(600,), seed=6)
     cell = _cell(outcome, SOUND, "L2")
     assert (cell.verdict, cell.found, cell.ranks) == ("void", "right", (0, 1)), cell.seen()
     assert "shard 1: expected 1 GETs, found 0" in cell.seen()
@@ -183,10 +180,7 @@ def test_a_shard_pointed_at_anothers_is_void(engine: PrivateEngine) -> None:
 def test_a_silent_recompute_is_void(engine: PrivateEngine) -> None:
     """Without the connector every answer is right, and none came from a cache."""
     bare = WithoutConnector(engine.log.parent, RANKS, engine.valkey, engine.words)
-    try:
-        outcome = _run(bare, lambda result: None, lambda endpoint: None, lengths=(600,), seed=7)
-    finally:
-        bare.stop()
+    outcome = _run(bare, lambda result: None, lambda endpoint: None, lengths=(600,), seed=7)
     assert {cell.found for cell in outcome.cells} == {"right"}
     for state in ("L1", "L2"):
         cell = _cell(outcome, SOUND, state)
@@ -223,7 +217,11 @@ def _run(
     )  # fmt: skip
     with Endpoint(engine.url, "", options.patience) as endpoint:
         engine.start(endpoint)
-        return run_suite(options, on_result, restarter)
+        try:
+            return run_suite(options, on_result, restarter)
+        finally:
+            # One engine at a time: there are two cores.
+            engine.stop()
 
 
 def _cell(outcome: Outcome, prompt: str, state: str) -> Cell:
