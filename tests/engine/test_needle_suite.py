@@ -108,6 +108,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory, logs: Path) -> Iterator[Pri
         patch.setattr("sys.executable", str(engine_python()))
         for name, text in environment({}).items():
             patch.setenv(name, text)
+        # Imports are most of a start: their byte code is kept, as in the other tests.
+        patch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
         folder = tmp_path_factory.mktemp("suite")
         with private_engine(
             folder, ranks=RANKS, chunk=CHUNK, longest=max(LENGTHS), async_loading=True
