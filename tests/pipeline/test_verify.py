@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from headrace.cli import app
 from headrace.errors import ConfigurationError, HeadraceError, ImageError, VerificationError
 from headrace.pipeline import container, proofs, verify
 from headrace.pipeline.container import Outcome
@@ -23,6 +21,7 @@ from headrace.pipeline.report import load_report, report_path
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
 from tests.pipeline.python_image import CONFIG, SITE, SUITE, PythonImage, interpreter_layer
 from tests.pipeline.sample_image import Entry, layer_of, record_image, write_image
+from tests.suites.sites import headrace
 
 pytestmark = pytest.mark.usefixtures("daemon", "small_engine")
 
@@ -265,8 +264,8 @@ def test_the_needle_suite_asks_one_image_the_same_and_another_other_prompts() ->
     one, again, other = ([*verify.needle(digest)] for digest in (digests[0], *digests))
     assert one == again
     assert one[one.index("--seed") + 1] != other[other.index("--seed") + 1]
-    listed = CliRunner().invoke(app, [*one, "--list"])
-    assert listed.exit_code == 0, listed.output
+    listed = headrace(*one, "--list")
+    assert listed.returncode == 0, listed.stderr
     names = listed.stdout.split()
     assert [name for name in names if name.endswith("-brief")] == ["16384-brief"]
     assert {"rank-0", "rank-1", "border", "spoilt-a", "spoilt-b"} <= set(names)

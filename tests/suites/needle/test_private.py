@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from headrace.cli import app
 from headrace.errors import EndpointError, MachineError
 from headrace.suites.needle import engine, private
 from headrace.suites.needle.client import Endpoint
@@ -113,10 +111,10 @@ def test_one_cell_of_an_image_is_asked_again_in_the_image() -> None:
     options = Options(
         "", private=True, ranks=2, lengths=(1100,), brief=(16384,), seed=9, image=image
     )  # fmt: skip
-    run, _, words = options.again("16384-brief").partition(f" {image} ")
+    run, _, words = options.again("16384-brief").partition(f" {image} needle ")
     assert run == "docker run --rm --network none --shm-size 1g --entrypoint headrace"
-    listed = CliRunner().invoke(app, [*shlex.split(words), "--list"])
-    assert listed.stdout.split() == ["16384-brief"], listed.output
+    listed = _needle(*shlex.split(words), "--list")
+    assert listed.stdout.split() == ["16384-brief"], listed.stderr
     assert "--seed 9" in words
 
 
