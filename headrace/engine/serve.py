@@ -8,15 +8,26 @@ from typing import Annotated, Any
 import typer
 
 from headrace.console import say
+from headrace.engine.hand_over import become
 from headrace.engine.settings import Decode, Pod, Prefill, pod
-from headrace.engine.settings_command import Launch, launch
+from headrace.engine.settings_command import launch
 from headrace.engine.settings_lmcache import parse_assignments
 from headrace.engine.settings_refusals import raise_if_refused
-from headrace.errors import MachineError
 
-app = typer.Typer(
-    help="Start a prefill or decode engine, or print its command line.", no_args_is_help=True
-)
+HELP = """Start a prefill or decode engine, or print its command line.
+
+All other words, and none at all, go to vllm serve as they are. It is the image's command:
+docker run IMAGE WORDS runs headrace serve WORDS where there is a vllm.
+
+\b
+  headrace serve prefill MODEL ...   the deployment's prefill engine
+  headrace serve decode MODEL ...    its decode engine
+  headrace serve MODEL ...           vllm serve MODEL ...
+  headrace serve --model NAME ...    vllm serve --model NAME ...
+  headrace serve --help=all          vLLM's own options
+
+A model's folder that is itself called prefill or decode is given as ./prefill or ./decode."""
+app = typer.Typer(help=HELP, context_settings={"help_option_names": ["--help", "-h"]})
 _PASS_ON = {"allow_extra_args": True}
 
 Model = Annotated[str, typer.Argument(help="Folder of the model, or a name that vLLM resolves.")]
@@ -155,14 +166,4 @@ def _start(chosen: Pod, print_: bool, as_json: bool) -> None:
     elif print_:
         typer.echo(how.shell())
     else:
-        _become(how)
-
-
-def _become(how: Launch) -> None:
-    try:
-        # No shell, and the list is ours.
-        os.execvpe(how.command[0], how.command, {**os.environ, **how.environment})  # noqa: S606
-    except FileNotFoundError as missing:
-        raise MachineError(
-            f"couldn't find '{how.command[0]}' in PATH; run it in the image, or add --print"
-        ) from missing
+        become(how.command, how.environment, "run it in the image, or add --print")

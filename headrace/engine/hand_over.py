@@ -1,0 +1,66 @@
+"""Which words of `headrace serve` are vLLM's, and how this process becomes vLLM's.
+
+The image's command is `headrace serve`, and stands in for `vllm serve`. So nothing beyond the
+standard library is imported here, and no process stays between the caller's signals and vLLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from headrace.errors import ConfigurationError, MachineError
+
+ROLES = ("prefill", "decode")
+HELP = ("--help", "-h")
+# Of difflib: a role with one letter wrong, missing, added or moved has a ratio of 0.83 or more.
+_ALIKE = 0.82
+
+
+def hand_over(words: Sequence[str]) -> None:
+    """Become `vllm serve` with `words` as they are, unless they are headrace's own.
+
+    Returns if the first word is a role, or the only one asks for help.
+
+    Raises:
+        ConfigurationError: the first word looks like a role and is not one, nor a folder.
+        MachineError: there is no vllm.
+    """
+    first = words[0] if words else ""
+    if first in ROLES or (first in HELP and len(words) == 1):
+        return
+    # An option or a path is none; nor is a name of a hub, which has its owner in it.
+    if not first.startswith("-") and "/" not in first:
+        _refuse_slip(first)
+    become(("vllm", "serve", *words), {}, "run it in the image, or see headrace serve --help")
+
+
+def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str) -> NoReturn:
+    """Replace this process by `command`, with `environment` added to what is there.
+
+    Args:
+        advice: what the caller can do if the program does not exist.
+
+    Raises:
+        MachineError: it does not exist, or cannot be run.
+    """
+    try:
+        # No shell, and PATH decides, as it does for docker.
+        os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606
+    except FileNotFoundError as missing:
+        raise MachineError(f"couldn't find '{command[0]}' in PATH; {advice}") from missing
+    except OSError as failure:
+        raise MachineError(f"couldn't start '{command[0]}': {failure.strerror}") from failure
+
+
+def _refuse_slip(word: str) -> None:
+    """Raise ConfigurationError if `word` was meant as a role; vLLM would look for such a model."""
+    alike = difflib.get_close_matches(word.lower(), ROLES, n=1, cutoff=_ALIKE)
+    if alike and not Path(word).is_dir():
+        raise ConfigurationError(
+            f"serve: expected prefill, decode or a model, found {word!r}, which is no folder; "
+            f"write {alike[0]}, or --model {word} for a model of that name"
+        )
