@@ -10,7 +10,8 @@ from headrace.pipeline import container
 from headrace.pipeline.subject import RefutedError, Subject, read_answer
 from headrace.proof.tiny_model import write_tiny_model
 
-COMMAND = ["vllm", "serve"]
+# It becomes `vllm serve` with words that are not headrace's own.
+COMMAND = ["headrace", "serve"]
 PORT = 8000
 SERVE_S = 540.0
 # Of a log line that an error repeats, in characters.
@@ -21,14 +22,16 @@ def starts_offline(subject: Subject) -> str:
     """The image's own command serves a completion where there is no network at all."""
     settings = subject.image.config.get("config", {})
     entry, command = list(settings.get("Entrypoint") or []), list(settings.get("Cmd") or [])
-    if [*entry, *command][:2] != COMMAND:
-        raise RefutedError([f"image command: expected {COMMAND}, found {[*entry, *command]}"])
+    if entry != COMMAND or command:
+        raise RefutedError(
+            [f"image command: expected Entrypoint {COMMAND} and no Cmd, found {entry}, {command}"]
+        )
     log = subject.layout.logs / f"serve-{subject.flavor}.log"
     subject.layout.build.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="model-", dir=subject.layout.build) as folder:
         write_tiny_model(Path(folder))
         words = [
-            *command, "/model", "--load-format", "dummy", "--max-model-len", "128",
+            "/model", "--load-format", "dummy", "--max-model-len", "128",
             "--host", "127.0.0.1", "--port", str(PORT),
         ]  # fmt: skip
         request = {

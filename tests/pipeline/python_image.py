@@ -62,6 +62,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
+# Of the real command, what becomes vLLM: it has to do with this interpreter's own library.
+SERVE = """
+import sys
+if sys.argv[1:2] == ["serve"]:
+    from headrace.cli import main
+    main()
+"""
 SUITE = """
 import json, pathlib, sys
 suite, *words = sys.argv[1:]
@@ -75,7 +82,7 @@ CONFIG: Mapping[str, Any] = {
     "User": "10001:10001",
     "WorkingDir": "/",
     "Env": [f"PATH=/{PREFIX}/bin", "PYTHONDONTWRITEBYTECODE=1"],
-    "Entrypoint": ["vllm", "serve"],
+    "Entrypoint": ["headrace", "serve"],
     "Labels": {
         "org.opencontainers.image.title": "headrace",
         "org.opencontainers.image.version": TOY_VERSION,
@@ -215,7 +222,7 @@ class PythonImage:
         folder = self.layout.image("cpu")
         commands = {
             f"{PREFIX}/bin/vllm": script(vllm),
-            f"{PREFIX}/bin/headrace": script(suite),
+            f"{PREFIX}/bin/headrace": script(SERVE + suite),
         }
         layers = [self.interpreter, layer_of({**self.site, **commands})]
         if planted:

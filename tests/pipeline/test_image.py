@@ -136,7 +136,7 @@ def test_the_image_says_what_it_is(built: ImageResult, checkout: Layout) -> None
     assert found.config["created"] == revision.created
     settings = found.config["config"]
     assert settings["User"] == "10001:10001"
-    assert settings["Entrypoint"] == ["vllm", "serve"]
+    assert settings["Entrypoint"] == ["headrace", "serve"]
     assert built.base == read_layout(base_folder(checkout)).digest
     assert json.loads((checkout.build / "image/cpu.json").read_text())["digest"] == built.digest
 

@@ -127,7 +127,9 @@ def test_a_red_part_is_named_and_the_report_is_kept(image: PythonImage) -> None:
         ("labels", {}, {"Labels": {}}, "image.title: expected headrace, found none"),
         ("labels", {}, {"Labels": {**CONFIG["Labels"], "org.opencontainers.image.revision": "x"}},
          "image.revision: expected b{40}, found x"),
-        ("starts-offline", {}, {"Entrypoint": ["bash"]}, "image command: expected .*vllm"),
+        ("starts-offline", {}, {"Entrypoint": ["vllm", "serve"]},
+         r"Entrypoint \['headrace', 'serve'\] and no Cmd, found \['vllm', 'serve'\], \[\]"),
+        ("starts-offline", {}, {"Cmd": ["prefill"]}, r"and no Cmd, found .*, \['prefill'\]"),
     ],
 )  # fmt: skip
 def test_each_fault_that_shows_from_outside_is_red(
@@ -181,6 +183,16 @@ def test_a_server_that_dies_is_red_and_its_log_is_kept(image: PythonImage) -> No
     with pytest.raises(RefutedError, match="status 3 and said last: no such model; log: "):
         judge(image, "starts-offline")
     assert "no such model" in (image.layout.logs / "serve-cpu.log").read_text()
+
+
+def test_the_images_command_becomes_vllm(image: PythonImage) -> None:
+    """Nothing stands between docker's signals and vLLM, and no word is lost."""
+    digest = image.build(vllm="import os, sys; print(os.getpid(), sys.argv[1:])\n")
+    with (
+        subject_of(image.layout, "cpu"),
+        container.created(digest, ["/model", "--port", "8001"]) as made,
+    ):
+        assert made.run(timeout=60).stdout == "1 ['serve', '/model', '--port', '8001']\n"
 
 
 def test_a_proof_that_the_image_lacks_is_void(image: PythonImage) -> None:
