@@ -5,6 +5,7 @@ It checks the following:
 - each series lists every patch file once, and nothing else lies in its folder;
 - each patch has a subject that gives its name and well-formed header fields, applies to the
   release that is pinned, and names regression tests that exist;
+- no patch on a wheel touches its RECORD, which is written when the wheel is packed again;
 - the series applies to the pristine tree with no fuzz and no offset, blob ids included;
 - written out again from commits, the series has the same bytes.
 
@@ -26,6 +27,7 @@ from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.patchfile import PatchFile
 from headrace.pipeline.pins import Pin, Pins, load_pins
 from headrace.pipeline.problem import Problem, rewrite_with
+from headrace.pipeline.records import RECORD
 from headrace.pipeline.resolve import Resolved, resolve
 from headrace.pipeline.series import Series, load_series, series_text
 from headrace.pipeline.sources import archive_path, source_tree
@@ -59,6 +61,7 @@ def check_project(layout: Layout, pin: Pin) -> list[Problem]:
     for patch in series.patches:
         problems += _applies_to(patch, pin)
         problems += _regression_tests(patch, layout.root)
+        problems += _written_when_packed(patch, pin)
     tree = source_tree(layout, pin)
     if not tree.is_dir():
         where = layout.pins.relative_to(layout.root).as_posix()
@@ -171,6 +174,17 @@ def _regression_tests(patch: PatchFile, root: Path) -> list[Problem]:
             wanted = f"a test {field.value}"
             problems.append(Problem(patch.where, field.line, wanted, missing, run))
     return problems
+
+
+def _written_when_packed(patch: PatchFile, pin: Pin) -> list[Problem]:
+    if pin.kind != "pypi wheel":
+        return []
+    wanted = "no change of a wheel's RECORD, which packing writes"
+    return [
+        Problem(patch.where, change.line, wanted, f"one of {change.path}", rewrite_with(pin.id))
+        for change in patch.changes
+        if RECORD.fullmatch(change.path)
+    ]
 
 
 def _export_differs(layout: Layout, series: Series, resolved: Resolved) -> list[Problem]:

@@ -15,7 +15,7 @@ from headrace.pipeline.edit import edit as open_series
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import build_lock
 from headrace.pipeline.options import Json, Project, emit
-from headrace.pipeline.pins import load_pins
+from headrace.pipeline.pins import Pin, load_pins
 from headrace.pipeline.rebase import rebase as judge
 from headrace.pipeline.refresh import refresh as write_series
 from headrace.pipeline.regression import passes_on_release
@@ -28,7 +28,7 @@ def check(
     """Check pins, archives and every patch series: no fuzz, no offset, nothing stray."""
     layout = Layout.find()
     with build_lock(layout):
-        _fetch_patched(layout)
+        _fetch_all(layout, flavor or None)
         problems = find_problems(layout, flavor or None)
     emit(problems, as_json)
     for problem in problems:
@@ -42,7 +42,7 @@ def patch(as_json: Json = False) -> None:
     """Apply each series to a fresh tree under build/patched/, all of it or nothing."""
     layout = Layout.find()
     with build_lock(layout):
-        _fetch_patched(layout)
+        _fetch_all(layout)
         trees = [wheels.patch_project(layout, p) for p in load_pins(layout.pins).patched_projects()]
     emit(trees, as_json)
 
@@ -56,7 +56,7 @@ def edit(
     """Open a series as commits of a git work tree, build/edit/PROJECT."""
     layout = Layout.find()
     with build_lock(layout):
-        _fetch_patched(layout)
+        _fetch(layout, project)
         folder = open_series(layout, project, discard=discard)
     say(f"{folder}: one commit a patch; change them with git, then `build.py refresh {project}`")
 
@@ -65,7 +65,7 @@ def refresh(project: Project, as_json: Json = False) -> None:
     """Write the commits of build/edit/PROJECT back to patches/PROJECT, byte-stable."""
     layout = Layout.find()
     with build_lock(layout):
-        _fetch_patched(layout)
+        _fetch(layout, project)
         result = write_series(layout, project)
     for what, names in (("written", result.written), ("removed", result.removed)):
         for name in names:
@@ -82,7 +82,7 @@ def rebase(
         bool,
         typer.Option(
             "--run-tests",
-            help="Also build that release unpatched and run the regression tests on it (minutes).",
+            help="Also run the regression tests on that release, unpatched and built (minutes).",
         ),
     ] = False,
     as_json: Json = False,
@@ -90,8 +90,7 @@ def rebase(
     """Say of each patch whether a new release takes it, has it, or conflicts; change nothing."""
     layout = Layout.find()
     with build_lock(layout):
-        _fetch_patched(layout)
-        pin = load_pins(layout.pins).get(project)
+        pin = _fetch(layout, project)
         tree = sources.fetch_other_version(layout, pin, to)
         passes = None
         if run_tests:
@@ -103,8 +102,14 @@ def rebase(
     emit(verdicts, as_json)
 
 
-def _fetch_patched(layout: Layout) -> None:
-    for pin in load_pins(layout.pins).patched_projects():
+def _fetch(layout: Layout, project: str) -> Pin:
+    pin = load_pins(layout.pins).get_patched(project)
+    sources.fetch_pin(layout, pin)
+    return pin
+
+
+def _fetch_all(layout: Layout, flavor: str | None = None) -> None:
+    for pin in load_pins(layout.pins).patched_projects(flavor):
         sources.fetch_pin(layout, pin)
 
 

@@ -104,6 +104,21 @@ class Pins(BaseModel):
             )
         return self.projects[project]
 
+    def get_patched(self, project: str) -> Pin:
+        """Return the pin of a project that has a patch series.
+
+        Raises:
+            ConfigurationError: there is no such project, or it is used as it is.
+        """
+        pin = self.get(project)
+        if not pin.patched:
+            names = ", ".join(other.id for other in self.patched_projects())
+            raise ConfigurationError(
+                f"{self.path}: expected a project with `patched = true`, one of {names}, "
+                f"found '{project}'"
+            )
+        return pin
+
     def unlocked(self, flavor: str) -> list[Pin]:
         """Return the pins of `flavor` whose hash is not known yet."""
         return [pin for pin in self.of_flavor(flavor) if not pin.locked]

@@ -1,4 +1,4 @@
-"""Run a patch's regression tests on one unpacked LMCache, for `rebase --run-tests`."""
+"""Run a patch's regression tests on one unpacked release, for `rebase --run-tests`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 420
 
 
 def passes_on_release(layout: Layout, site: Path, patch: PatchFile) -> bool:
-    """Return whether all regression tests of `patch` pass with the LMCache unpacked in `site`.
+    """Return whether all regression tests of `patch` pass on the release unpacked in `site`.
 
     Raises:
         MachineError: pytest itself failed, so that nothing is known.

@@ -14,6 +14,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
+from packaging.tags import Tag
+from packaging.utils import parse_wheel_filename
 from rich.progress import Progress
 from unearth.link import Link
 
@@ -67,22 +69,25 @@ def fetch_pin(layout: Layout, pin: Pin) -> Path:
 
 
 def fetch_other_version(layout: Layout, pin: Pin, version: str) -> Path:
-    """Fetch and unpack another version of a "pypi sdist", for `rebase`; return the tree.
+    """Fetch and unpack another version of an sdist or a wheel, for `rebase`; return the tree.
 
-    The hash is the index's own and is printed: it is not a pin until someone makes it one.
+    The hash is printed: it is not a pin until someone makes it one.
 
     Raises:
-        SourceError: the index has no source archive of that version.
+        ConfigurationError: archives of this kind have no tree to patch.
+        SourceError: the index has no such archive of that version.
     """
-    if pin.kind != "pypi sdist":
+    if pin.kind not in ("pypi sdist", "pypi wheel"):
         raise ConfigurationError(
-            f"{layout.pins}: [{pin.id}]: expected kind 'pypi sdist', found '{pin.kind}'"
+            f"{layout.pins}: [{pin.id}]: expected kind 'pypi sdist' or 'pypi wheel', "
+            f"found '{pin.kind}'"
         )
     packages = list(index.finder().find_matches(f"{pin.name}=={version}", allow_prereleases=True))
-    links = [p.link for p in packages if not p.link.is_wheel]
+    links = [p.link for p in packages if _tags(p.link.filename) == _tags(pin.file)]
     if not links:
+        what = "wheel" if pin.kind == "pypi wheel" else "source archive"
         raise SourceError(
-            f"{pin.name}: expected a source archive of {version}, found none on the index"
+            f"{pin.name}: expected a {what} of {version} like {pin.file}, found none on the index"
         )
     archive = layout.build / "rebase" / links[0].filename
     if not archive.exists():
@@ -92,6 +97,11 @@ def fetch_other_version(layout: Layout, pin: Pin, version: str) -> Path:
     tree = layout.build / "rebase" / f"{pin.id}-{version}"
     unpack(archive, tree)
     return tree
+
+
+def _tags(filename: str) -> frozenset[Tag]:
+    """Return what a wheel runs on, nothing for a source archive."""
+    return parse_wheel_filename(filename)[3] if filename.endswith(".whl") else frozenset()
 
 
 def _fetch_archive(layout: Layout, pin: Pin) -> Path:

@@ -65,13 +65,12 @@ def build_stock(layout: Layout) -> Path:
 
 
 def build_release(layout: Layout, pin: Pin, tree: Path, version: str) -> Path:
-    """Build another release of LMCache, unpatched, and unpack it; return the folder for PYTHONPATH.
+    """Return a folder on which the regression tests of `pin` can judge another release, unpatched.
 
-    Raises:
-        ConfigurationError: the project is not one that this stage compiles.
+    LMCache is built and unpacked. A wheel is what it is: `tree`, whose sources its tests compile.
     """
-    if pin.id != "lmcache":
-        raise ConfigurationError(f"--run-tests: expected lmcache, found '{pin.id}'")
+    if pin.kind == "pypi wheel":
+        return tree
     folder = layout.build / "wheels" / f"cpu-{version}"
     return site(layout, version, _lmcache_wheel(layout, tree, version, folder, True))
 

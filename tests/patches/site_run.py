@@ -1,4 +1,8 @@
-"""Runs a test file on one unpacked LMCache, in a process of its own, and reads what it found."""
+"""Runs a test file on one unpacked release, in a process of its own, and reads what it found.
+
+Files under tests/patches/lmcache import a built LMCache. Those under tests/kernel compile sources
+of FlashInfer; of these only what has a reason to fail on stock is run, on both releases.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import load_pins
 from tests.suites.sites import ROOT, site
+
+KERNEL = ROOT / "tests/kernel"
 
 # Several times what a file takes; a test in it that hangs fails by its own deadline long before.
 SECONDS = 420
@@ -43,7 +51,7 @@ _RUNS = ThreadPoolExecutor(max_workers=2)
 
 @functools.cache
 def started(file: Path, which: str) -> Future[tuple[Outcome, ...]]:
-    """Run `file` on the "stock" or the "patched" LMCache, beside one other run."""
+    """Run `file` on the "stock" or the "patched" release, beside one other run."""
     return _RUNS.submit(_outcomes, file, which)
 
 
@@ -57,14 +65,21 @@ def outcomes(file: Path, which: str) -> tuple[Outcome, ...]:
 
 
 def _outcomes(file: Path, which: str) -> tuple[Outcome, ...]:
-    if which == "stock" and not stock_reasons(file):
+    reasons = stock_reasons(file)
+    if which == "stock" and not reasons:
         return ()
-    folder = site(which)
+    name = str(file.relative_to(ROOT))
+    if file.is_relative_to(KERNEL):
+        folder, words = flashinfer(which), [f"{name}::{test}" for test in reasons]
+    else:
+        folder, words = (
+            site(which),
+            [name, *(["-m", "not patched_only"] if which == "stock" else [])],
+        )
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
         command = [
-            sys.executable, "-m", "pytest", str(file.relative_to(ROOT)), f"--junitxml={report}",
-            "--tb=short", *(["-m", "not patched_only"] if which == "stock" else []),
+            sys.executable, "-m", "pytest", *words, f"--junitxml={report}", "--tb=short",
         ]  # fmt: skip
         environment = {
             **os.environ,
@@ -82,10 +97,19 @@ def _outcomes(file: Path, which: str) -> tuple[Outcome, ...]:
     return tuple(_outcome(case) for case in cases)
 
 
+def flashinfer(which: str) -> Path:
+    """Return the unpacked FlashInfer wheel, "stock" or "patched"."""
+    layout = Layout(ROOT)
+    folders = {"stock": layout.sources, "patched": layout.patched}
+    tree = folders[which] / load_pins(layout.pins).get("flashinfer").folder
+    assert tree.is_dir(), f"{tree}: expected it, found none; run: python build.py patch"
+    return tree
+
+
 def stock_reasons(file: Path) -> dict[str, str]:
     """Return the STOCK_REASONS of a test file: test function → pattern of its failure on stock.
 
-    The file is read, not imported: it needs an LMCache.
+    The file is read, not imported: it may need an LMCache.
     """
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:

@@ -11,11 +11,24 @@ from pathlib import Path
 import pytest
 
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import load_pins
 from headrace.pipeline.series import read_series
 from tests.patches.site_run import outcomes, patched_only, started, stock_reasons
 from tests.suites.sites import ROOT
 
-FILES = sorted((ROOT / "tests/patches/lmcache").glob("test_*.py"))
+LAYOUT = Layout(ROOT)
+PATCHES = [
+    patch
+    for pin in load_pins(LAYOUT.pins).patched_projects()
+    for patch in read_series(LAYOUT, pin.id).patches
+]
+KERNEL_FILES = {
+    ROOT / test.partition("::")[0]
+    for patch in PATCHES
+    for test in patch.regression_tests
+    if test.startswith("tests/kernel/")
+}
+FILES = [*sorted((ROOT / "tests/patches/lmcache").glob("test_*.py")), *sorted(KERNEL_FILES)]
 
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
@@ -73,7 +86,7 @@ def test_every_patch_names_a_test_that_is_run_on_both() -> None:
     proving = {
         f"{file.relative_to(ROOT)}::{name}" for file in FILES for name in stock_reasons(file)
     }
-    for patch in read_series(Layout(ROOT), "lmcache").patches:
+    for patch in PATCHES:
         assert patch.regression_tests, f"{patch.where}: names no regression test"
         for test in patch.regression_tests:
             assert test in proving, f"{patch.where}: {test} is not run on stock and on patched"

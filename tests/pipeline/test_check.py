@@ -230,6 +230,19 @@ def test_a_fault_is_named_with_file_and_line(
         assert said == [expected]
 
 
+def test_the_record_of_a_wheel_is_not_patched(good: Checkout) -> None:
+    record = "toy-1.0.dist-info/RECORD"
+    good.write(good.tree, {record: b"README,,\n"})
+    good.series(("Only", {record: text(b"")}))
+    assert found(good) == []
+    good.pins(PINS.replace("pypi sdist", "pypi wheel"))
+    line = good.line_of("only.patch", "diff --git")
+    assert found(good) == [
+        f"patches/toy/only.patch:{line}: expected no change of a wheel's RECORD, which packing "
+        f"writes, found one of {record}; {REWRITE}"
+    ]
+
+
 def test_a_project_without_series_is_named(good: Checkout) -> None:
     shutil.rmtree(good.folder)
     assert [line.split("; run")[0] for line in found(good)] == [

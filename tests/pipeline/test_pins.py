@@ -39,6 +39,12 @@ def test_the_committed_pins_name_the_releases_of_the_design() -> None:
     assert all(pin.locked for pin in pins.values())
 
 
+def test_the_committed_flavor_cpu_patches_lmcache_alone() -> None:
+    pins = load_pins(Layout.find().pins)
+    assert [pin.id for pin in pins.patched_projects("cpu")] == ["lmcache"]
+    assert [pin.id for pin in pins.patched_projects("sm103")] == ["lmcache", "flashinfer"]
+
+
 def test_flavors_and_patched_projects(tmp_path: Path) -> None:
     other = GOOD.replace("demo", "other").replace('"cpu"', '"sm103"').replace("true", "false")
     pins = load_pins(written(tmp_path, GOOD + other))
@@ -49,6 +55,9 @@ def test_flavors_and_patched_projects(tmp_path: Path) -> None:
         pins.of_flavor("tpu")
     with pytest.raises(ConfigurationError, match=r"expected one of demo, other, found 'demon'"):
         pins.get("demon")
+    assert pins.get_patched("demo").id == "demo"
+    with pytest.raises(ConfigurationError, match="`patched = true`, one of demo, found 'other'"):
+        pins.get_patched("other")
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,17 @@ import http.server
 import io
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.errors import MachineError, SourceError
+from headrace.errors import ConfigurationError, MachineError, SourceError
 from headrace.pipeline import index, sources
 from headrace.pipeline.index import IndexSettings
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import load_pins
 
 FILE = "demo-1.0.tar.gz"
 
@@ -28,6 +30,19 @@ def sdist(content: bytes = b"print('demo')\n", name: str = "demo-1.0/setup.py") 
         entry.size = len(content)
         tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()
+
+
+def wheel(content: bytes = b"print('demo')\n") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as zipped:
+        zipped.writestr("demo/__init__.py", content)
+        zipped.writestr("demo-1.0.dist-info/RECORD", b"")
+    return buffer.getvalue()
+
+
+def offer(served: Path, *names: str) -> None:
+    """Put files on the index by name."""
+    (served / "index.html").write_text("".join(f'<a href="{name}">{name}</a>' for name in names))
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -53,11 +68,12 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def checkout(tmp_path: Path, archive: bytes, *, sha256: str = "", file: str = FILE) -> Layout:
+    kind = "pypi wheel" if file.endswith(".whl") else "pypi sdist"
     digest = sha256 or hashlib.sha256(archive).hexdigest()
     root = tmp_path / "checkout"
     root.mkdir(exist_ok=True)
     (root / "pins.toml").write_text(
-        f'[demo]\nversion = "1.0"\nkind = "pypi sdist"\nfile = "{file}"\nsha256 = "{digest}"\n'
+        f'[demo]\nversion = "1.0"\nkind = "{kind}"\nfile = "{file}"\nsha256 = "{digest}"\n'
         f'size = {len(archive)}\nlicense = "MIT"\nflavors = ["cpu"]\npatched = true\n'
     )
     return Layout(root)
@@ -132,11 +148,43 @@ def test_another_version_is_brought_for_a_rebase(tmp_path: Path, served: Path) -
     layout = checkout(tmp_path, (served / FILE).read_bytes())
     newer = "demo-1.1.tar.gz"
     (served / newer).write_bytes(sdist(b"new\n", "demo-1.1/setup.py"))
-    (served / "index.html").write_text(f'<a href="{FILE}">{FILE}</a><a href="{newer}">{newer}</a>')
-    from headrace.pipeline.pins import load_pins
-
+    offer(served, FILE, newer)
     pin = load_pins(layout.pins).get("demo")
     tree = sources.fetch_other_version(layout, pin, "1.1")
     assert (tree / "setup.py").read_bytes() == b"new\n"
     with pytest.raises(SourceError, match=r"expected a source archive of 9.9"):
         sources.fetch_other_version(layout, pin, "9.9")
+
+
+def test_a_patched_wheel_is_unpacked_at_its_root(tmp_path: Path, served: Path) -> None:
+    name = "demo-1.0-py3-none-any.whl"
+    (served / name).write_bytes(wheel())
+    offer(served, name)
+    layout = checkout(tmp_path, wheel(), file=name)
+    assert [path.name for path in sources.fetch(layout)] == [name]
+    assert (layout.sources / "demo-1.0/demo/__init__.py").read_bytes() == b"print('demo')\n"
+
+
+def test_another_wheel_of_the_same_tags_is_brought_for_a_rebase(
+    tmp_path: Path, served: Path
+) -> None:
+    layout = checkout(tmp_path, wheel(), file="demo-1.0-py3-none-any.whl")
+    pin = load_pins(layout.pins).get("demo")
+    # An index offers these in any order, and a build of another platform is another tree.
+    other, newer = "demo-1.1-cp311-cp311-manylinux_2_28_x86_64.whl", "demo-1.1-py3-none-any.whl"
+    (served / "demo-1.1.tar.gz").write_bytes(sdist(b"source\n", "demo-1.1/demo/__init__.py"))
+    (served / other).write_bytes(wheel(b"compiled\n"))
+    (served / newer).write_bytes(wheel(b"new\n"))
+    offer(served, "demo-1.1.tar.gz", other)
+    with pytest.raises(SourceError, match=r"a wheel of 1\.1 like demo-1\.0-py3-none-any\.whl"):
+        sources.fetch_other_version(layout, pin, "1.1")
+    offer(served, "demo-1.1.tar.gz", other, newer)
+    tree = sources.fetch_other_version(layout, pin, "1.1")
+    assert (tree / "demo/__init__.py").read_bytes() == b"new\n"
+
+
+def test_a_kind_without_a_tree_has_no_other_version(tmp_path: Path) -> None:
+    layout = checkout(tmp_path, b"x")
+    layout.pins.write_text(layout.pins.read_text().replace("pypi sdist", "pytorch cpu"))
+    with pytest.raises(ConfigurationError, match="found 'pytorch cpu'"):
+        sources.fetch_other_version(layout, load_pins(layout.pins).get("demo"), "1.1")

@@ -77,6 +77,11 @@ def test_a_build_that_fails_names_its_log_and_leaves_no_wheel(copy: Layout) -> N
     assert not list((copy.build / "wheels").rglob("*.whl"))
 
 
+def test_a_release_that_is_a_wheel_is_judged_as_it_is(tmp_path: Path) -> None:
+    pin = load_pins(LAYOUT.pins).get("flashinfer")
+    assert wheels.build_release(LAYOUT, pin, tmp_path, "0.7.2") == tmp_path
+
+
 def test_another_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 12, 0, "final", 0))
     with pytest.raises(MachineError, match=r"expected Python 3\.11 on x86_64"):
