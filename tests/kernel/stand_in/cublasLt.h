@@ -1,0 +1,1 @@
+// Included by cudaUtils.h; nothing of cuBLAS is used by the activation.
