@@ -2,6 +2,7 @@
 
 It checks the following:
 - pins.toml loads, and every fetched archive has the size and sha256 of its pin;
+- what a component's build is asked for gives code that SM103 runs, and that its pin promises;
 - each series lists every patch file once, and nothing else lies in its folder;
 - each patch has a subject that gives its name and well-formed header fields, applies to the
   release that is pinned, and names regression tests that exist;
@@ -19,6 +20,7 @@ import re
 from pathlib import Path
 
 from headrace.errors import ConfigurationError
+from headrace.pipeline.architectures import request_fault
 from headrace.pipeline.diff import shown, split_lines
 from headrace.pipeline.export import Commit, patch_bytes, scratch_repository, write_commits
 from headrace.pipeline.fields import REPEATABLE
@@ -48,6 +50,7 @@ def check(layout: Layout, flavor: str | None = None) -> list[Problem]:
     except ConfigurationError as broken:
         return [_pins_problem(layout, str(broken))]
     problems = _archives(layout, pins, flavor)
+    problems += _requests(layout, pins, flavor)
     problems += _strays(layout, pins)
     for pin in pins.patched_projects(flavor):
         problems += check_project(layout, pin)
@@ -115,6 +118,18 @@ def _archives(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
             wanted = f"sha256 {pin.sha256} of {name}"
             problems.append(Problem(where, line, wanted, found, run))
     return problems
+
+
+def _requests(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
+    where = layout.pins.relative_to(layout.root).as_posix()
+    run = f"`python build.py check` again once {where} is corrected"
+    return [
+        Problem(
+            where, line_of(layout.pins, pin.id, "compile-for"), fault.expected, fault.found, run
+        )
+        for pin in (pins.of_flavor(flavor) if flavor else pins.projects.values())
+        if pin.compile_for and (fault := request_fault(pin))
+    ]
 
 
 def _strays(layout: Layout, pins: Pins) -> list[Problem]:

@@ -26,8 +26,9 @@ class Pin(BaseModel):
     """One upstream at one version.
 
     `sha256` and `size` are those of `file`; an empty `sha256` means "not locked yet". A
-    "debian suite" has a `lock` in their place. `device_code` names the GPU architectures of
-    which the component's libraries must hold at least one.
+    "debian suite" has a `lock` in their place. `compile_for` is the GPU that its build is asked
+    for, in that build's own words; `device_code` names the GPU architectures of which the
+    component's libraries must hold at least one.
     """
 
     model_config = ConfigDict(
@@ -45,6 +46,7 @@ class Pin(BaseModel):
     license: str = Field(min_length=1)
     flavors: frozenset[Literal["cpu", "sm103"]] = Field(min_length=1)
     patched: bool = False
+    compile_for: str = ""
     device_code: tuple[str, ...] = ()
 
     @model_validator(mode="after")

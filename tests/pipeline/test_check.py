@@ -243,6 +243,17 @@ def test_the_record_of_a_wheel_is_not_patched(good: Checkout) -> None:
     ]
 
 
+def test_a_request_for_another_gpu_is_named(good: Checkout) -> None:
+    other = PINS.replace("toy", "lmcache").replace("patched = true", 'compile-for = "10.0a"')
+    good.pins(f"{PINS}\n{other}")
+    (line,) = found(good)
+    at = good.layout.pins.read_text().splitlines().index('compile-for = "10.0a"') + 1
+    assert line == (
+        f"pins.toml:{at}: expected code that runs on SM103, found '10.0a', whose code runs on "
+        "SM100 alone; run `python build.py check` again once pins.toml is corrected"
+    )
+
+
 def test_a_project_without_series_is_named(good: Checkout) -> None:
     shutil.rmtree(good.folder)
     assert [line.split("; run")[0] for line in found(good)] == [
