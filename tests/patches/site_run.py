@@ -83,7 +83,7 @@ def _outcomes(file: Path, which: str) -> tuple[Outcome, ...]:
         ]  # fmt: skip
         environment = {
             **os.environ,
-            "PYTHONPATH": str(folder),
+            **({} if file.is_relative_to(KERNEL) else {"PYTHONPATH": str(folder)}),
             "HEADRACE_SITE": str(folder),
             # Threads that hang on stock go on printing tracebacks, whose carets are found by
             # ast.parse. Python 3.11 shares that parser's recursion count between threads, and
