@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from headrace.suites.needle_model import DIGITS, KEYS, SPECIAL, filler, vocabulary
+from headrace.suites.needle_model.words import DIGITS, KEYS, SPECIAL, filler, vocabulary
 
 CODE_WORDS = 5
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.pipeline.layout import Layout
-from headrace.suites.needle_model import write_needle_model
+from headrace.suites.needle_model.checkpoint import write_needle_model
 from tests.engine.deployment import MODES, Deployment, deployment
 from tests.suites.sites import ROOT
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.suites.needle_model import (
+from headrace.suites.needle_model.checkpoint import weights
+from headrace.suites.needle_model.shape import (
     CODE,
     CONFIG,
     HEADS,
@@ -17,7 +18,6 @@ from headrace.suites.needle_model import (
     ROTARY,
     THETA,
     UNROTATED,
-    weights,
 )
 
 LAYERS = 2

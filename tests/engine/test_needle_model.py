@@ -9,41 +9,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.suites import needle_model
+from headrace.suites.needle_model.checkpoint import write_needle_model
+from headrace.suites.needle_model.copying import BETA_POSITION, frequencies
+from headrace.suites.needle_model.kerdock import codes
+from headrace.suites.needle_model.shape import CODE, POSITIONS, WORDS
+from headrace.suites.needle_model.words import vocabulary
 from headrace.suites.needle_prompt import needle_prompt
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("needle")
-    needle_model.write_needle_model(folder)
+    write_needle_model(folder)
     return folder
 
 
 def test_codes_are_far_apart() -> None:
     """No two words look more alike than a quarter."""
-    codes = needle_model.codes()
-    products = codes @ codes.T
-    assert codes.shape == (needle_model.WORDS, needle_model.CODE)
+    found = codes()
+    products = found @ found.T
+    assert found.shape == (WORDS, CODE)
     assert bool((products.diagonal() == 16).all())
     assert int((products - torch.diag(products.diagonal())).max()) == 4
 
 
 def test_every_word_has_a_number_of_its_own() -> None:
-    assert len(set(needle_model.vocabulary())) == needle_model.WORDS
+    assert len(set(vocabulary())) == WORDS
 
 
 def test_layer_1_cannot_take_a_position_for_another() -> None:
     """At every distance up to the longest prompt the score is far below the maximum."""
-    distances = torch.arange(1, needle_model.POSITIONS, dtype=torch.float64)
-    kernel = torch.cos(distances[:, None] * needle_model.frequencies()).mean(dim=1)
+    distances = torch.arange(1, POSITIONS, dtype=torch.float64)
+    kernel = torch.cos(distances[:, None] * frequencies()).mean(dim=1)
     # All wrong positions together, on both sides, against the right one.
-    wrong = 2 * float(torch.exp(needle_model.BETA_POSITION * (kernel - 1)).sum())
+    wrong = 2 * float(torch.exp(BETA_POSITION * (kernel - 1)).sum())
     assert wrong < 1e-2, f"{wrong:.1e} of the attention goes to wrong positions"
 
 
 def test_the_same_bytes_every_time(folder: Path, tmp_path: Path) -> None:
-    needle_model.write_needle_model(tmp_path)
+    write_needle_model(tmp_path)
     assert _digests(tmp_path) == _digests(folder)
 
 
@@ -62,7 +66,7 @@ def test_another_code_gives_another_answer(folder: Path) -> None:
     asked = needle_prompt(3, 512, 100)
     tokens, first = list(asked.tokens), 100 + 7
     assert tokens[first] == asked.answer[0]
-    digits = [needle_model.vocabulary().index(digit) for digit in "01"]
+    digits = [vocabulary().index(digit) for digit in "01"]
     tokens[first] = digits[tokens[first] == digits[0]]
     _, said = _said(folder, [*tokens, tokens[first], *asked.answer[1:]], len(asked.answer))
     assert said == (tokens[first], *asked.answer[1:])

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from headrace.suites.needle.dialect import EXACT
-from headrace.suites.needle_model import SAID, STOP, vocabulary, write_needle_model
+from headrace.suites.needle_model.checkpoint import write_needle_model
+from headrace.suites.needle_model.shape import SAID
+from headrace.suites.needle_model.words import STOP, vocabulary
 from headrace.suites.needle_prompt import CODE_WORDS, needle_prompt
 from tests.engine.latent_model import LAYERS, ROW, LatentModel, Said
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from headrace.suites.needle.haystack import plain_words
 from headrace.suites.needle.options import DialectName
+from headrace.suites.needle_model.shape import SAID
+from headrace.suites.needle_model.words import KEYS, SPECIAL, STOP, filler
+from headrace.suites.needle_prompt import CODE_WORDS
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,6 @@ def dialect(name: DialectName) -> Dialect:
     """Return a dialect by name."""
     if name == "plain":
         return PLAIN
-    # Imported here: the model's module needs torch, which a client's machine need not have.
-    from headrace.suites.needle_model import KEYS, SAID, SPECIAL, STOP, filler
-    from headrace.suites.needle_prompt import CODE_WORDS
-
     fillers = filler()
     return Dialect(
         opening=SPECIAL[1],

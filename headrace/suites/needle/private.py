@@ -100,7 +100,7 @@ def private_engine(
         MachineError: no server binary, no free ports, or the folder cannot be written.
     """
     # Imported here: it needs torch, which a client's machine need not have.
-    from headrace.suites.needle_model import write_needle_model
+    from headrace.suites.needle_model.checkpoint import write_needle_model
 
     tokens = str(longest + _ANSWER)
     with ExitStack() as stack:
