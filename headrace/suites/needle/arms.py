@@ -18,7 +18,9 @@ import valkey
 
 from headrace.errors import ShardError
 from headrace.suites.needle.evidence import Evidence
+from headrace.suites.needle.options import Options
 from headrace.suites.needle.prompt import Prompt
+from headrace.suites.needle.shards import Shards
 from headrace.suites.needle.states import Asker
 
 # Longer than LMCache's blocking time-out of 10 s.
@@ -87,18 +89,9 @@ def _silent_shard(asker: Asker, prompt: Prompt, rank: int) -> Iterator[Proof]:
 
 @contextmanager
 def _stop_shard(asker: Asker, prompt: Prompt, rank: int) -> Iterator[Proof]:
-    """Stop one server by the user's command, and start it again."""
-    run_shell(asker.options.stop_shard, rank)
-    try:
+    """Stop one server, and start it again."""
+    with asker.away(rank):
         yield lambda seen: _still_full(prompt, seen)
-    finally:
-        run_shell(asker.options.start_shard, rank)
-        deadline = time.monotonic() + COMMAND_SECONDS
-        while time.monotonic() < deadline:
-            with suppress(valkey.ValkeyError, OSError):
-                if asker.shards.client(rank).ping():
-                    break
-            time.sleep(0.2)
 
 
 @contextmanager
@@ -134,9 +127,38 @@ def _evicted(asker: Asker, rank: int) -> int:
 
 
 def _still_full(prompt: Prompt, seen: Evidence) -> str:
-    if seen.cached < prompt.whole_chunks * prompt.chunk:
+    if seen.loaded < prompt.whole_chunks * prompt.chunk:
         return ""
-    return f"all {seen.cached} tokens came from the cache nevertheless"
+    told = "" if seen.computed_anew is not None else ", or --engine-log would tell"
+    return f"all {seen.cached} tokens came from the cache nevertheless{told}"
+
+
+@contextmanager
+def stopped_by_command(options: Options, shards: Shards, rank: int) -> Iterator[None]:
+    """Stop one rank's server by the user's command, and start it again.
+
+    Raises:
+        ShardError: a command fails, or the server does not come back.
+    """
+    run_shell(options.stop_shard, rank)
+    try:
+        yield
+    finally:
+        run_shell(options.start_shard, rank)
+        deadline = time.monotonic() + COMMAND_SECONDS
+        while not _answers(shards.client(rank)):
+            if time.monotonic() > deadline:
+                raise ShardError(
+                    f"{options.start_shard}: expected {shards.who(rank)} back within "
+                    f"{COMMAND_SECONDS:.0f} s, found none; correct --start-shard"
+                )
+            time.sleep(0.2)
+
+
+def _answers(client: valkey.Valkey) -> bool:
+    with suppress(valkey.ValkeyError, OSError):
+        return bool(client.ping())
+    return False
 
 
 def run_shell(command: str, rank: int) -> None:
@@ -164,9 +186,10 @@ def run_shell(command: str, rank: int) -> None:
         )
 
 
+# In the order in which they run: one that loses keys of others comes after those.
 ARMS: Mapping[str, Callable[[Asker, Prompt, int], AbstractContextManager[Proof]]] = {
     "delete-keys": _delete_keys,
     "silent-shard": _silent_shard,
-    "stop-shard": _stop_shard,
     "evict": _evict,
+    "stop-shard": _stop_shard,
 }

@@ -8,15 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from headrace.console import disk_error, say
-from headrace.errors import EndpointError, MachineError
+from headrace.errors import EndpointError, MachineError, ShardError
 from headrace.suites.needle.client import Endpoint
-from headrace.suites.valkey_server import HOST
+from headrace.suites.valkey_server import HOST, ValkeyServer
 
 START_SECONDS = 240.0
 _END_SECONDS = 20.0
@@ -31,15 +31,24 @@ class PrivateEngine:
         valkey: the servers' addresses, with {rank}.
         log: of all its processes.
         words: what follows `headrace serve prefill`.
+        servers: in the order of the ranks.
     """
 
-    def __init__(self, folder: Path, ranks: int, valkey: str, words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        valkey: str,
+        words: Sequence[str],
+        servers: Sequence[ValkeyServer] = (),
+    ) -> None:
         self._ranks = ranks
         self.valkey = valkey
         self.log = folder / "engine.log"
         self._port = free_port()
         self.url = f"http://{HOST}:{self._port}"
         self.words = words
+        self.servers = servers
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, endpoint: Endpoint) -> None:
@@ -79,6 +88,22 @@ class PrivateEngine:
         """End the engine, and start it with empty memory."""
         self.stop()
         self.start(endpoint)
+
+    @contextmanager
+    def without(self, rank: int) -> Iterator[None]:
+        """Stop one rank's server for the block; it comes back empty, on the same port.
+
+        Raises:
+            ShardError: it does not come back.
+        """
+        self.servers[rank].stop()
+        try:
+            yield
+        finally:
+            try:
+                self.servers[rank].start()
+            except MachineError as failure:
+                raise ShardError(f"server of rank {rank}: {failure}") from failure
 
     def stop(self) -> None:
         """End all of the engine's processes; no error if none runs."""

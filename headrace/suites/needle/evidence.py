@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from headrace.suites.needle.client import Answer, Hits
 from headrace.suites.needle.prompt import Prompt
+from headrace.suites.needle.shards import Counters
 
 State = Literal["cold", "L1", "L2", "control"]
 STATES: tuple[State, ...] = ("cold", "L1", "L2", "control")
@@ -26,30 +27,45 @@ class Evidence:
 
     Attributes:
         prompt_tokens, cached: the endpoint's usage.
-        gets: GET commands of each server while the request ran.
+        gets, misses: GET commands of each server while the request ran, and reads that found no
+            key.
         own_hits, connector_hits: tokens that the engine found in its own prefix cache, and
             that its connector found; None if it does not say.
+        computed_anew: tokens among `cached` whose load failed, so that they were computed; None
+            if no log of the engine tells.
         seconds: that the answer took.
     """
 
     prompt_tokens: int
     cached: int
     gets: tuple[int, ...]
+    misses: tuple[int, ...]
     own_hits: int | None
     connector_hits: int | None
+    computed_anew: int | None
     seconds: float
+
+    @property
+    def loaded(self) -> int:
+        """Tokens that came from a cache, as far as is known."""
+        return self.cached - (self.computed_anew or 0)
 
 
 def evidence_of(
-    answer: Answer, gets: Sequence[int], before: Hits | None, after: Hits | None
+    answer: Answer,
+    counted: Sequence[Counters],
+    before: Hits | None,
+    after: Hits | None,
+    computed_anew: int | None,
 ) -> Evidence:
     """Return the evidence of one request, from the counters around it."""
     known = before is not None and after is not None
     return Evidence(
-        answer.prompt_tokens, answer.cached or 0, tuple(gets),
+        answer.prompt_tokens, answer.cached or 0,
+        tuple(each.gets for each in counted), tuple(each.misses for each in counted),
         after.own - before.own if known and after and before else None,
         after.connector - before.connector if known and after and before else None,
-        answer.seconds,
+        computed_anew, answer.seconds,
     )  # fmt: skip
 
 
@@ -74,6 +90,8 @@ def unproved(
         reasons += _not_cold(state, seen)
     elif seen.cached not in _full_hits(prompt):
         reasons.append(_short(prompt, seen.cached, hit))
+    else:
+        reasons += _failed_loads(state, seen)
     if not expected_gets:
         if state == "L2":
             reasons.append(Doubt("no server is known; name them with --valkey"))
@@ -115,6 +133,25 @@ def _short(prompt: Prompt, cached: int, hit: int) -> Doubt:
         "one missing",
         (rank,),
     )
+
+
+def _failed_loads(state: State, seen: Evidence) -> list[Doubt]:
+    """Of a prompt that counts as cached: what was promised and could not be loaded."""
+    reasons = []
+    if seen.computed_anew:
+        reasons.append(
+            Doubt(
+                f"a load failed: {seen.computed_anew} of {seen.cached} tokens that count as cached "
+                "were computed anew"
+            )
+        )
+    if state == "L2":
+        reasons += [
+            Doubt(f"shard {rank}: {count} reads found no key", (rank,))
+            for rank, count in enumerate(seen.misses)
+            if count
+        ]
+    return reasons
 
 
 def _other_gets(state: State, gets: Sequence[int], wanted: Sequence[int]) -> list[Doubt]:

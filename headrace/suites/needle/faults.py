@@ -6,6 +6,8 @@ others that use it: run them on servers of your own.
 
 from __future__ import annotations
 
+import secrets
+
 import valkey
 
 from headrace.errors import ConfigurationError, EndpointError, ShardError
@@ -20,11 +22,16 @@ from headrace.suites.needle.states import Asker
 from headrace.suites.results import Verdict
 
 
-def check_faults(options: Options) -> None:
-    """Raise ConfigurationError if an arm lacks what it needs."""
+def check_faults(options: Options, *, can_stop: bool) -> None:
+    """Raise ConfigurationError if an arm lacks what it needs.
+
+    Args:
+        can_stop: the suite can stop a server without commands.
+    """
     if options.faults and not options.valkey:
         raise ConfigurationError("--fault: expected --valkey with the servers to disturb")
-    if "stop-shard" in options.faults and not (options.stop_shard and options.start_shard):
+    by_command = options.stop_shard and options.start_shard
+    if "stop-shard" in options.faults and not (can_stop or by_command):
         raise ConfigurationError(
             "--fault stop-shard: expected how to stop a server and start it again, found nothing; "
             "add --stop-shard and --start-shard, with {rank} in them"
@@ -32,47 +39,64 @@ def check_faults(options: Options) -> None:
 
 
 def run_arm(asker: Asker, arm: str, prompt: Prompt) -> Cell:
-    """Ask `prompt` under one arm, then again without it, and judge both.
+    """Ask `prompt` under one arm, then again without it, then as a new prompt, and judge all three.
 
-    Green: the answer is right, in time, and so is the next one. Void: the arm did not take place,
-    or could not be undone.
+    Green: the answers are right and in time, and the servers get the chunks of the new prompt.
+    Void: the arm did not take place, or could not be undone.
     """
     cold = asker.cold(prompt)
     cold_seconds = cold.evidence.seconds if cold and cold.evidence else 0.0
     limit = max(60.0, 3 * cold_seconds + 30.0)
     rank = asker.shards.ranks - 1
     why: list[str] = []
-    verdict: Verdict = "green"
-    answer, found, seen = "", "missing", None
-    for moment in ("", "next request: "):
+    said, seen, doubt = None, None, ""
+    try:
+        said, seen, doubt = _disturbed(asker, arm, prompt, rank, limit)
+        why += _wrong(asker, prompt, said)
+    except _DidNotTakePlaceError as failure:
+        doubt = str(failure)
+    except EndpointError as failure:
+        why.append(f"no answer within {limit:.0f} s: {failure}")
+    for moment, ask in (("next request", _again), ("next prompt", _anew)):
         try:
-            if moment:
-                said, evidence = asker.send(prompt, asker.options.tag, limit)
-            else:
-                said, evidence, doubt = _disturbed(asker, arm, prompt, rank, limit)
-                if doubt:
-                    verdict = "void"
-                    why.append(doubt)
-                answer, seen = said.text, evidence
-        except _DidNotTakePlaceError as doubtful:
-            verdict = "void"
-            why.append(str(doubtful))
-            continue
-        except (EndpointError, ShardError) as failure:
-            why.insert(0, f"{moment}no answer within {limit:.0f} s: {failure}")
-            verdict = "red"
-            continue
-        judged = score(said.text, prompt, asker.dialect, asker.known)
-        found = found if moment else judged.found
-        wrong = [] if judged.found == "right" else [f"{judged.found} code: {judged.why}"]
-        wrong += [f"answer has {sign}" for sign in judged.signs]
-        if wrong:
-            verdict = "red"
-            why = [*(f"{moment}{each}" for each in wrong), *why]
+            why += [f"{moment}: {each}" for each in ask(asker, prompt, limit)]
+        except EndpointError as failure:
+            why.append(f"{moment}: no answer within {limit:.0f} s: {failure}")
+        except ShardError as failure:
+            why.append(f"{moment}: {failure}")
+    verdict: Verdict = "red" if why else "void" if doubt else "green"
     ranks = (rank,) if verdict == "red" else ()
-    cell = Cell(prompt, arm, verdict, tuple(why), ranks, answer, found, seen)
+    answer = said.text if said else ""
+    found = score(answer, prompt, asker.dialect, asker.known).found
+    cell = Cell(
+        prompt, arm, verdict, (*why, *([doubt] if doubt else [])), ranks, answer, found, seen
+    )
     asker.note(cell)
     return cell
+
+
+def _again(asker: Asker, prompt: Prompt, limit: float) -> list[str]:
+    """Ask the prompt once more; return what is wrong with the answer."""
+    return _wrong(asker, prompt, asker.send(prompt, asker.options.tag, limit)[0])
+
+
+def _anew(asker: Asker, prompt: Prompt, limit: float) -> list[str]:
+    """Ask the prompt under another mark: every server must get its chunks, as from a new prompt."""
+    before = asker.shards.counters()
+    said, _ = asker.send(prompt, f"{asker.options.tag}{secrets.token_hex(8)}", limit)
+    got = [each.keys for each in asker.settle(before, [prompt])]
+    return _wrong(asker, prompt, said) + [
+        f"{asker.shards.who(number)} got {found} of {want} chunks"
+        for number, (found, want) in enumerate(zip(got, asker.shards.expected(prompt), strict=True))
+        if found < want
+    ]
+
+
+def _wrong(asker: Asker, prompt: Prompt, said: Answer) -> list[str]:
+    """Return what is wrong with an answer; empty if nothing is."""
+    judged = score(said.text, prompt, asker.dialect, asker.known)
+    wrong = [] if judged.found == "right" else [f"{judged.found} code: {judged.why}"]
+    return wrong + [f"answer has {sign}" for sign in judged.signs]
 
 
 class _DidNotTakePlaceError(Exception):

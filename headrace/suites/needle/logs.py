@@ -10,6 +10,8 @@ from pathlib import Path
 from headrace.errors import ConfigurationError
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# vLLM reports tokens as cached that it was promised, even if it had to compute them in the end.
+_COMPUTED_ANEW = re.compile(r"KV load failure.*?(\d+) tokens affected")
 
 # As LMCache 0.5.5 and vLLM 0.31.0 word them.
 FAULTS: Mapping[str, re.Pattern[str]] = {
@@ -19,6 +21,7 @@ FAULTS: Mapping[str, re.Pattern[str]] = {
         r"batched_get_non_blocking timed out|get blocking timeout",
         re.IGNORECASE,
     ),
+    "failed loads": re.compile(r"(?:Recovered from|due to) KV load failure"),
     "double frees": re.compile(r"Double free|Double unpin|Pin timeout detected"),
     "errors": re.compile(
         r"(?:^|\s)(?:ERROR|CRITICAL)[:\s]|LMCache (?:ERROR|CRITICAL)|Traceback \(most recent"
@@ -33,11 +36,15 @@ class LogWatch:
     A file that shrinks or is replaced was begun anew by a restart, and is read from its start.
 
     Attributes:
-        found: the lines of each fault.
+        only: the faults that are judged.
+        found: the lines of each.
+        computed_anew: tokens whose load failed so far, judged or not.
     """
 
     paths: Sequence[Path]
+    only: Collection[str] = tuple(FAULTS)
     found: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FAULTS})
+    computed_anew: int = 0
     _at: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -54,13 +61,15 @@ class LogWatch:
                 )
         self.skip()
 
-    def read(self, only: Collection[str] = tuple(FAULTS)) -> None:
-        """Judge what was written since, by some of the faults."""
+    def read(self) -> None:
+        """Judge what was written since."""
         for path in self.paths:
             for line in self._new(path).splitlines():
                 plain = _ESCAPES.sub("", line).strip()
+                if lost := _COMPUTED_ANEW.search(plain):
+                    self.computed_anew += int(lost[1])
                 for name, pattern in FAULTS.items():
-                    if name in only and pattern.search(plain):
+                    if name in self.only and pattern.search(plain):
                         self.found[name].append(plain[:300])
                         break
 
@@ -81,5 +90,7 @@ class LogWatch:
         except OSError:
             # Between two engines there may be no file.
             return ""
+        # A line that is being written is read once it is whole.
+        content = content[: content.rfind(b"\n") + 1]
         self._at[path] = (status.st_ino, at + len(content))
         return content.decode(errors="replace")

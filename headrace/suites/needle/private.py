@@ -68,7 +68,7 @@ def run_private(
             options, endpoint=engine.url, valkey=(engine.valkey,), logs=(engine.log,),
             dialect="needle-model", restart="private",
         )  # fmt: skip
-        outcome = run_suite(mine, on_result, engine.restart)
+        outcome = run_suite(mine, on_result, engine.restart, engine.without)
     return replace(outcome, whole=[store, *outcome.whole]) if store else outcome
 
 
@@ -114,8 +114,8 @@ def private_engine(
         except OSError as failure:
             raise disk_error(failure, folder) from failure
         base = free_ports(ranks)
-        for rank in range(ranks):
-            server = ValkeyServer()
+        servers = [ValkeyServer() for _ in range(ranks)]
+        for rank, server in enumerate(servers):
             server.port = base + rank
             stack.enter_context(server)
         valkey = f"{HOST}:{base // 10}{{rank}}"
@@ -138,6 +138,7 @@ def private_engine(
                 "--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", tokens,
                 "--max-num-seqs", "2", "--seed", "0", "--served-model-name", MODEL,
             ],
+            servers,
         )  # fmt: skip
         try:
             yield engine

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.errors import PromptTooLongError
+from headrace.suites.needle.arms import ARMS, stopped_by_command
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.dialect import Dialect, dialect
@@ -63,12 +64,14 @@ def run_suite(
     options: Options,
     on_result: Callable[[CaseResult], None],
     restarter: Callable[[Endpoint], None] | None = None,
+    away: Callable[[int], AbstractContextManager[None]] | None = None,
 ) -> Outcome:
     """Run the chosen prompts through all states and return what was found.
 
     Args:
         on_result: called with each case as it ends.
         restarter: restarts the engine; None to do it as `options.restart` says.
+        away: stops one rank's server for a block; None to do it as `options.stop_shard` says.
 
     Raises:
         ConfigurationError: an option cannot be followed.
@@ -78,7 +81,7 @@ def run_suite(
     if restarter is None:
         check(options.restart)
         restarter = partial(restart, options.restart)
-    check_faults(options)
+    check_faults(options, can_stop=away is not None)
     everything = plan(options)
     wanted = chosen(everything, options.only)
     logs = LogWatch(options.logs)
@@ -95,10 +98,11 @@ def run_suite(
         _check_lengths(wanted, endpoint, speech.answer_tokens)
         prompts = _prompts(options, everything, wanted, endpoint, speech)
         asker = Asker(
-            options, endpoint, shards, speech, register(prompts),
+            options, endpoint, shards, speech, register(prompts), logs,
+            away or partial(stopped_by_command, options, shards),
             lambda cell: on_result(cell.result()),
         )  # fmt: skip
-        rows, spoilt = _states(asker, prompts, logs, restarter)
+        rows, spoilt = _states(asker, prompts, restarter)
     whole = [*spoilt, *distances(asker.cells), *log_cases(logs)]
     for result in whole:
         on_result(result)
@@ -144,11 +148,9 @@ def _prompts(
 
 
 def _states(
-    asker: Asker,
-    prompts: Sequence[Prompt],
-    logs: LogWatch,
-    restarter: Callable[[Endpoint], None],
+    asker: Asker, prompts: Sequence[Prompt], restarter: Callable[[Endpoint], None]
 ) -> tuple[list[ShardRow], list[CaseResult]]:
+    logs = asker.logs
     plain = [prompt for prompt in prompts if prompt.wanted.kind not in ("fault", "spoilt")]
     whole = [prompt for prompt in plain if not prompt.wanted.brief]
     before = asker.shards.counters()
@@ -170,11 +172,16 @@ def _states(
         asker.ask(prompt, "control")
     controls = ask_spoilt(asker, spoilt, failure)
     logs.read()
-    for prompt in prompts:
-        if prompt.wanted.kind == "fault":
-            run_arm(asker, prompt.name.removeprefix("fault-"), prompt)
     # An arm makes an engine complain, rightly. It must not free anything twice.
-    logs.read(only=("double frees",))
+    logs.only = ("double frees",)
+    faults = {
+        prompt.name.removeprefix("fault-"): prompt
+        for prompt in prompts
+        if prompt.wanted.kind == "fault"
+    }
+    for arm in (each for each in ARMS if each in faults):
+        run_arm(asker, arm, faults[arm])
+    logs.read()
     return _shard_rows(asker, prompts, plain, [each.keys for each in stored]), controls
 
 

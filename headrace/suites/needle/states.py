@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from headrace.errors import EndpointError
@@ -12,6 +13,7 @@ from headrace.suites.needle.cells import Cell, judge
 from headrace.suites.needle.client import Answer, Endpoint
 from headrace.suites.needle.dialect import Dialect
 from headrace.suites.needle.evidence import Evidence, State, evidence_of
+from headrace.suites.needle.logs import LogWatch
 from headrace.suites.needle.options import Options
 from headrace.suites.needle.prompt import Prompt
 from headrace.suites.needle.score import score
@@ -27,6 +29,8 @@ class Asker:
 
     Attributes:
         known: whose each code of the run is.
+        logs: of the engine.
+        away: takes one rank's server away for a block.
         cells: everything asked so far.
         on_cell: called with each.
     """
@@ -36,6 +40,8 @@ class Asker:
     shards: Shards
     dialect: Dialect
     known: Mapping[str, str]
+    logs: LogWatch
+    away: Callable[[int], AbstractContextManager[None]]
     on_cell: Callable[[Cell], None]
     cells: list[Cell] = field(default_factory=list)
 
@@ -66,8 +72,8 @@ class Asker:
         self, prompt: Prompt, salt: str = "", patience: float | None = None
     ) -> tuple[Answer, Evidence]:
         """Return the answer, with what endpoint and servers counted for it."""
-        gets, hits = self.shards.counters(), self.endpoint.hits()
-        answer = self._complete(prompt, salt, patience)
+        before, hits = self.shards.counters(), self.endpoint.hits()
+        answer, computed_anew = self._complete(prompt, salt, patience)
         deadline = time.monotonic() + _COUNT_SECONDS
         after = self.endpoint.hits()
         while hits and after and time.monotonic() < deadline:
@@ -76,22 +82,29 @@ class Asker:
             time.sleep(0.05)
             after = self.endpoint.hits()
         counted = [
-            now.since(then).gets for now, then in zip(self.shards.counters(), gets, strict=True)
+            now.since(then) for now, then in zip(self.shards.counters(), before, strict=True)
         ]
-        return answer, evidence_of(answer, counted, hits, after)
+        return answer, evidence_of(answer, counted, hits, after, computed_anew)
 
     def send_quietly(
         self, prompt: Prompt, salt: str = "", patience: float | None = None
     ) -> tuple[Answer, Evidence]:
         """Return the answer without asking the servers: one of them may be away."""
-        answer = self._complete(prompt, salt, patience)
-        return answer, evidence_of(answer, (), None, None)
+        answer, computed_anew = self._complete(prompt, salt, patience)
+        return answer, evidence_of(answer, (), None, None, computed_anew)
 
-    def _complete(self, prompt: Prompt, salt: str, patience: float | None) -> Answer:
-        return self.endpoint.complete(
+    def _complete(
+        self, prompt: Prompt, salt: str, patience: float | None
+    ) -> tuple[Answer, int | None]:
+        """Return the answer, and how many tokens were computed since their load failed."""
+        self.logs.read()
+        before = self.logs.computed_anew
+        answer = self.endpoint.complete(
             prompt.tokens, self.dialect.answer_tokens, salt=salt,
             logprobs=self.dialect.exact is not None, patience=patience,
         )  # fmt: skip
+        self.logs.read()
+        return answer, self.logs.computed_anew - before if self.logs.paths else None
 
     def note(self, cell: Cell) -> None:
         """Take a cell into the results."""

@@ -44,6 +44,10 @@ class Behaviour:
     server_of: Callable[[int], int] | None = None
     # Called between lookup and load of a prompt from L2.
     between: Callable[[], None] | None = None
+    # Called with vLLM's line for a load that fell short; all that was promised counts as cached.
+    log_failed_load: Callable[[str], None] | None = None
+    # Whether stores reach the servers.
+    stores: Callable[[], bool] = lambda: True
     # Answers end with a word that depends on all that is believed, as the needle model's do.
     sums: bool = False
     change: Callable[[str, str], str] = field(default=lambda answer, source: answer)
@@ -101,12 +105,18 @@ class FakeEngine:
         tokens: list[int] = request["prompt"]
         salt: str = request.get("cache_salt", "") if self.does.salted else ""
         keys = chunk_keys(tokens, self.does.chunk, salt)
-        cached, source = self._load(keys) if self.does.connector else ([], "cold")
+        cached, source, promised = self._load(keys) if self.does.connector else ([], "cold", 0)
         own = 0
         if self.does.own_prefix_cache:
             own = len(tokens) if (salt, tuple(tokens)) in self._own else 0
             self._own.add((salt, tuple(tokens)))
-        hit = min(len(cached), len(tokens) - 1)
+        lost = promised - len(cached) if self.does.log_failed_load else 0
+        if lost and self.does.log_failed_load:
+            self.does.log_failed_load(
+                f"WARNING Recovered from KV load failure: 1 request(s) rescheduled ({lost} tokens "
+                "affected)."
+            )
+        hit = min(len(cached) + lost, len(tokens) - 1)
         self._hits["external_"] += 0 if own else hit
         self._hits[""] += own
         believed = [*cached, *tokens[len(cached) :]]
@@ -132,7 +142,8 @@ class FakeEngine:
         rank = index % len(self.servers)
         return self.servers[self.does.server_of(rank) if self.does.server_of else rank]
 
-    def _load(self, keys: Sequence[str]) -> tuple[list[int], str]:
+    def _load(self, keys: Sequence[str]) -> tuple[list[int], str, int]:
+        """Return the words that were loaded, where from, and how many a lookup promised."""
         found = 0
         for index, key in enumerate(keys):
             if key not in self._l1 and not self._exists(index, key):
@@ -141,15 +152,17 @@ class FakeEngine:
         remote = [key for key in keys[:found] if key not in self._l1]
         if remote and self.does.between:
             self.does.between()
+        values = {
+            key: self._get(index, key) for index, key in enumerate(keys[:found]) if key in remote
+        }
         words: list[int] = []
-        for index, key in enumerate(keys[:found]):
-            if key not in self._l1:
-                value = self._get(index, key)
-                if value is None:
-                    return words, "short"
-                self._l1[key] = json.loads(value)
+        for key in keys[:found]:
+            if key in values:
+                if values[key] is None:
+                    return words, "short", found * self.does.chunk
+                self._l1[key] = json.loads(values[key])
             words += self._l1[key]
-        return words, "L2" if remote else "L1" if found else "cold"
+        return words, "L2" if remote else "L1" if found else "cold", len(words)
 
     def _exists(self, index: int, key: str) -> bool:
         try:
@@ -167,7 +180,7 @@ class FakeEngine:
         for index, key in enumerate(keys):
             words = list(tokens[index * self.does.chunk : (index + 1) * self.does.chunk])
             self._l1.setdefault(key, words)
-            if not self._exists(index, key):
+            if self.does.stores() and not self._exists(index, key):
                 with suppress(valkey.ValkeyError):
                     self._server(index).set(key, json.dumps(words))
 

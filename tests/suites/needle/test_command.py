@@ -54,7 +54,7 @@ def test_red_ends_with_11_and_void_with_12(stand: Stand) -> None:
     with _engine(stand, connector=False) as engine:
         ran = _needle(stand, engine.url)
     assert ran.returncode == 12
-    assert ran.stderr.splitlines()[-1].startswith("headrace: needle: 2 of 10 cases void; see ")
+    assert ran.stderr.splitlines()[-1].startswith("headrace: needle: 2 of 11 cases void; see ")
 
 
 BAD: list[tuple[int, str, dict[str, Any], Callable[[Stand], list[str]]]] = [

@@ -16,7 +16,7 @@ from headrace.suites.needle import arms
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.run import Outcome
 from headrace.suites.results import overall
-from tests.suites.needle.conftest import Stand
+from tests.suites.needle.conftest import CHUNK, Stand
 from tests.suites.needle.fake_engine import Behaviour
 
 
@@ -24,6 +24,36 @@ def test_keys_deleted_between_lookup_and_load(stand: Stand) -> None:
     outcome = stand.run(Behaviour(between=lambda: time.sleep(0.3)), faults=("delete-keys",))
     assert _arm(outcome).verdict == "green", _arm(outcome).seen()
     assert overall(outcome.results) == "green"
+
+
+def test_keys_that_count_as_cached_though_they_were_deleted(stand: Stand) -> None:
+    """vLLM reports what was promised; its log says what was computed in the end."""
+
+    def log(line: str) -> None:
+        with stand.log.open("a") as stream:
+            stream.write(f"{line}\n")
+
+    behaviour = Behaviour(between=lambda: time.sleep(0.3), log_failed_load=log)
+    outcome = stand.run(behaviour, faults=("delete-keys",))
+    cell = _arm(outcome)
+    assert cell.verdict == "green", cell.seen()
+    assert cell.evidence
+    assert cell.evidence.cached == cell.prompt.whole_chunks * CHUNK > cell.evidence.loaded
+    assert overall(outcome.results) == "green"
+
+
+def test_a_server_that_takes_no_stores_after_the_fault_is_red(stand: Stand) -> None:
+    """As an engine that never connects again: it computes all, and answers right."""
+    stores = [True]
+
+    def between() -> None:
+        time.sleep(0.3)
+        stores[0] = False
+
+    behaviour = Behaviour(between=between, stores=lambda: stores[0])
+    cell = _arm(stand.run(behaviour, faults=("delete-keys",), only=("fault-*",)))
+    assert cell.verdict == "red"
+    assert "next prompt: shard 0 got 0 of 2 chunks" in cell.seen()
 
 
 def test_an_arm_that_saw_no_lookup_proves_nothing(stand: Stand) -> None:
@@ -133,6 +163,18 @@ def test_a_command_that_does_not_return_is_one_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(arms, "COMMAND_SECONDS", 0.3)
     with pytest.raises(ShardError, match="let it start the server in the background"):
         arms.run_shell("exec sleep 5", 0)
+
+
+def test_arms_that_lose_keys_come_last(stand: Stand) -> None:
+    """Whatever the order of the options: one arm must not take away what another one needs."""
+    pid = stand.servers[-1].pid
+    outcome = stand.run(
+        Behaviour(between=lambda: time.sleep(0.3), patience=0.2),
+        faults=("stop-shard", "evict", "delete-keys"), only=("fault-*",),
+        stop_shard=f"kill -STOP {pid}", start_shard=f"kill -CONT {pid}",
+    )  # fmt: skip
+    arms = [(cell.state, cell.verdict) for cell in outcome.cells if cell.state != "cold"]
+    assert arms == [("delete-keys", "green"), ("evict", "green"), ("stop-shard", "green")]
 
 
 def test_what_an_arm_needs_is_checked_first(stand: Stand) -> None:

@@ -51,8 +51,31 @@ def test_what_a_restart_says_is_passed_over(log: Path) -> None:
 def test_after_a_fault_arm_only_double_frees_count(log: Path) -> None:
     watch = _watch(log)
     _write(log, TIMEOUT + ERROR + "Pin count is negative: -1.Double unpin occurred somewhere.\n")
-    watch.read(only=("double frees",))
+    watch.only = ("double frees",)
+    watch.read()
     assert _counts(watch) == {"double frees": 1}
+
+
+def test_a_failed_load_is_counted_once_its_line_is_whole(log: Path) -> None:
+    """As vLLM words it, whether it computes the tokens anew or gives the request up."""
+    watch = _watch(log)
+    _write(log, "WARNING Recovered from KV load failure: 1 request(s) resched")
+    watch.read()
+    assert _counts(watch) == {}
+    _write(log, "uled (512 tokens affected).\n")
+    watch.read()
+    _write(
+        log,
+        "ERROR Failing 1 request(s) due to KV load failure (failure_policy=fail, 256 tokens "
+        "affected). Request IDs: {'a'}\n",
+    )
+    watch.read()
+    assert (_counts(watch), watch.computed_anew) == ({"failed loads": 2}, 768)
+    watch.only = ()
+    _write(log, "WARNING Recovered from KV load failure: 1 request(s) rescheduled (1 tokens affe")
+    _write(log, "cted).\n")
+    watch.read()
+    assert (_counts(watch), watch.computed_anew) == ({"failed loads": 2}, 769)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,38 @@ def test_a_lost_shard_is_named(stand: Stand) -> None:
     assert 1 in cell.ranks
 
 
+@pytest.mark.parametrize("logged", [True, False])
+def test_a_load_that_failed_is_void_though_all_of_it_counts_as_cached(
+    stand: Stand, logged: bool
+) -> None:
+    """vLLM computes anew what it could not load, and reports it as cached as before.
+
+    Servers and engine count as in a sound run; the server's misses or the engine's log tell.
+    """
+    lines: list[str] = []
+
+    def log(line: str) -> None:
+        lines.append(line)
+        if logged:
+            with stand.log.open("a") as stream:
+                stream.write(f"{line}\n")
+
+    def lose() -> None:
+        _servers(stand)[1].unlink(_cold(stand, CHUNK)[0][4])
+
+    outcome = stand.run(Behaviour(between=lose, log_failed_load=log), depths=(20,))
+    cell = next(cell for cell in outcome.cells if cell.state == "L2")
+    assert lines
+    assert cell.evidence
+    assert (cell.found, cell.evidence.cached) == ("right", 7 * CHUNK)
+    assert cell.verdict == "void"
+    assert ("384 of 896 tokens that count as cached were computed anew" in cell.seen()) == logged
+    assert "shard 1: 2 reads found no key" in cell.seen()
+    assert cell.ranks == (1,)
+    judged = {result.case: result.verdict for result in outcome.whole}
+    assert judged["log/failed loads"] == ("red" if logged else "green")
+
+
 def test_an_emptied_l2_is_void(stand: Stand) -> None:
     outcome = stand.run(Behaviour(at_restart=lambda: _empty(stand, *range(RANKS))))
     assert _verdicts(outcome, "L2") == {"void"}

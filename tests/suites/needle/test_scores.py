@@ -88,7 +88,7 @@ def test_cached_answers_may_differ_as_much_as_cold_ones(
 def test_wilsons_interval() -> None:
     """24 of 24 is no proof of 100 %: 86 % would do the same once in forty times."""
     assert summary([]) == (0, 0, 0.0, 1.0)
-    seen = Evidence(10, 0, (), None, None, 0.1)
+    seen = Evidence(10, 0, (), (), None, None, None, 0.1)
     cell = Cell(PROMPT, "L2", "green", (), (), "", "right", seen)
     green, count, low, high = summary([cell] * 24)
     assert (green, count, high) == (24, 24, 1.0)
@@ -109,7 +109,7 @@ def test_an_exact_model_must_say_what_it_said_cold(
     text: str, logprobs: tuple[float, ...], exact: float | None, why: str
 ) -> None:
     """A right code is not enough where everything else is known to be the same as well."""
-    seen = Evidence(10, 8, (1, 1), 0, 8, 0.1)
+    seen = Evidence(10, 8, (1, 1), (0, 0), 0, 8, 0, 0.1)
     cold = Cell(PROMPT, "cold", "green", (), (), " 4829137. on", "right", seen, (-0.1, -0.2))
     answer = Answer(text, 10, 8, 0.1, logprobs)
     cell = judge(
