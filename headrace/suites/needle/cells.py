@@ -51,9 +51,10 @@ class Cell:
         if self.why:
             blame = f" [rank {', '.join(map(str, self.ranks))}]" if self.ranks else ""
             return "; ".join(self.why) + blame
-        cached = self.evidence.cached if self.evidence else 0
-        gets = sum(self.evidence.gets) if self.evidence else 0
-        return f"{self.prompt.code}; {cached} tokens cached, {gets} GETs"
+        if self.evidence is None:
+            return self.prompt.code
+        told = f"{self.prompt.code}; {self.evidence.loaded} tokens cached"
+        return told + (f", {sum(self.evidence.gets)} GETs" if self.evidence.gets else "")
 
     def record(self, options: Options, model: str) -> dict[str, Any]:
         """Return the cell's line of cells.jsonl."""

@@ -132,6 +132,7 @@ def needle(
     options = Options(
         endpoint=endpoint,
         private=private,
+        sync_loading=sync_loading,
         brief=numbers("--brief", brief, 1, 10_000_000),
         model=model,
         valkey=tuple(valkey or ()),
@@ -163,10 +164,10 @@ def needle(
         for wanted in chosen(plan(options), options.only):
             typer.echo(wanted.name)
         return
-    run(options, async_loading=not sync_loading)
+    run(options)
 
 
-def run(options: Options, *, async_loading: bool) -> None:
+def run(options: Options) -> None:
     """Run the suite, show it, write the report, and turn the verdict into the exit status."""
     from rich.console import Console
 
@@ -184,7 +185,7 @@ def run(options: Options, *, async_loading: bool) -> None:
         raise disk_error(failure, options.out) from failure
     with Reporter(SUITE, Console()) as reporter:
         if options.private:
-            outcome = run_private(options, reporter.case, async_loading=async_loading)
+            outcome = run_private(options, reporter.case)
         else:
             outcome = run_suite(options, reporter.case)
         reporter.finish(outcome.results)

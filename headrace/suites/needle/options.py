@@ -38,6 +38,7 @@ class Options:
         haystack: file with the text between the needles; None for text made from the seed.
         private: the endpoint, its servers and its model are the suite's own; what names them here
             is true for this run only.
+        sync_loading: the private engine loads inside its steps.
         restart: shell command that restarts the engine; "kubectl:NAME" for a rollout of that
             deployment; "ask" to ask the user.
         logs: the engine's log files.
@@ -62,6 +63,7 @@ class Options:
     dialect: DialectName = "plain"
     distractors: int = 8
     private: bool = False
+    sync_loading: bool = False
     restart: str = "ask"
     logs: tuple[Path, ...] = ()
     faults: tuple[str, ...] = ()
@@ -75,10 +77,12 @@ class Options:
     tag: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse addresses with a login in them: reports and messages repeat addresses.
+        """Refuse an endpoint that is no URL, and addresses with a login in them.
+
+        Reports and messages repeat addresses.
 
         Raises:
-            ConfigurationError: without the address.
+            ConfigurationError: without the address, if there is a login in it.
         """
         if any("@" in address for address in self.valkey):
             raise ConfigurationError(
@@ -89,6 +93,11 @@ class Options:
             raise ConfigurationError(
                 "URL: expected http://HOST:PORT, found a user, a password or a query in it; "
                 "leave it out"
+            )
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"URL {self.endpoint!r}: expected http://HOST:PORT, found no http:// before it; "
+                f"write http://{self.endpoint}"
             )
 
     def servers(self) -> list[str]:
@@ -117,6 +126,8 @@ class Options:
             words += ["--dialect", self.dialect]
             for name, values in (("--valkey", self.valkey), ("--engine-log", self.logs)):
                 words += [word for value in values for word in (name, str(value))]
+        elif self.sync_loading:
+            words.append("--sync-loading")
         words += [word for arm in self.faults for word in ("--fault", arm)]
         for name, text in (
             ("--model", "" if self.private else self.model), ("--depths", _joined(self.depths)),

@@ -16,16 +16,26 @@ from headrace.suites.results import Verdict, overall
 
 TEMPLATE = "page.html.j2"
 _BANDS = tuple(range(0, 100, 10))
-_WORST: Sequence[Verdict] = ("red", "void", "green")
+# The worst first.
+MARKS: Sequence[tuple[str, Verdict, str]] = (
+    ("W", "red", "another code"),
+    ("M", "red", "no code"),
+    ("!", "red", "right code, wrong otherwise"),
+    ("?", "void", "not proved to come from there, which counts as a failure"),
+    ("✓", "green", "right and proved"),
+)
 _Z = 1.96
 
 
 @dataclass(frozen=True)
 class Square:
-    """One field of a heatmap: the cells of a length and a band of depths. No verdict: none."""
+    """One field of a heatmap: the cells of a length and a band of depths. No verdict: none.
+
+    `mark` tells what is wrong without the colour: that of the worst cell.
+    """
 
     verdict: Verdict | None
-    label: str
+    mark: str
     title: str
 
 
@@ -36,15 +46,16 @@ def page(outcome: Outcome) -> str:
     )
     text = resources.files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
     cells = outcome.cells
+    lengths = sorted({cell.prompt.length for cell in cells})
     ranked = [cell for cell in cells if cell.prompt.wanted.kind in ("rank", "border")]
     return environment.from_string(text).render(
         outcome=outcome,
         verdict=overall(outcome.results),
         headline=headline(outcome),
         summaries=[(state, *summary(of_state(cells, state))) for state in STATES],
-        lengths=sorted({cell.prompt.length for cell in cells}),
-        bands=_BANDS,
-        maps=[(state, heatmap(of_state(cells, state))) for state in STATES],
+        lengths=lengths,
+        marks=MARKS,
+        maps=[(state, heatmap(of_state(cells, state), lengths)) for state in STATES],
         states=STATES,
         ranked=[
             (name, [next(iter(of_prompt(of_state(ranked, state), name)), None) for state in STATES])
@@ -63,7 +74,7 @@ def headline(outcome: Outcome) -> str:
     told = f"{verdict}: {right} of {len(outcome.cells)} answers hold the right code"
     for word in ("red", "void"):
         count = sum(result.verdict == word for result in results)
-        told += f", {count} {word}" if count else ""
+        told += f", {count} of {len(results)} cases {word}" if count else ""
     wrong = sum(cell.found == "wrong" for cell in outcome.cells)
     told += f", {wrong} with another code" if wrong else ""
     ranks = sorted({rank for cell in outcome.cells for rank in cell.ranks})
@@ -83,9 +94,11 @@ def summary(cells: Sequence[Cell]) -> tuple[int, int, float, float]:
     return green, count, max(0.0, middle - half), min(1.0, middle + half)
 
 
-def heatmap(cells: Sequence[Cell]) -> list[tuple[int, list[Square]]]:
-    """Return a row for each band of depths, from the start of the prompt to its end."""
-    lengths = sorted({cell.prompt.length for cell in cells})
+def heatmap(cells: Sequence[Cell], lengths: Sequence[int]) -> list[tuple[int, list[Square]]]:
+    """Return a row for each band of depths, from the start of the prompt to its end.
+
+    Its squares are those of `lengths`, in that order.
+    """
     return [
         (
             band,
@@ -102,13 +115,18 @@ def heatmap(cells: Sequence[Cell]) -> list[tuple[int, list[Square]]]:
 def _square(cells: Sequence[Cell]) -> Square:
     if not cells:
         return Square(None, "", "")
-    verdict = next(word for word in _WORST if any(cell.verdict == word for cell in cells))
-    bad = [cell for cell in cells if cell.verdict != "green"]
-    label = f"{len(bad)}/{len(cells)}" if bad and len(cells) > 1 else ""
+    seen = [_mark(cell) for cell in cells]
+    mark, verdict = next((mark, verdict) for mark, verdict, _ in MARKS if mark in seen)
     told = [
         f"{cell.name} at {cell.prompt.depth} %: {cell.verdict}: {cell.seen()}" for cell in cells
     ]
-    return Square(verdict, label, "\n".join(told))
+    return Square(verdict, mark, "\n".join(told))
+
+
+def _mark(cell: Cell) -> str:
+    if cell.verdict != "red":
+        return "✓" if cell.verdict == "green" else "?"
+    return {"wrong": "W", "missing": "M", "right": "!"}[cell.found]
 
 
 def of_state(cells: Sequence[Cell], state: str) -> list[Cell]:

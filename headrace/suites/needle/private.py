@@ -29,9 +29,7 @@ _ANSWER = 64
 MODEL = "needle-model"
 
 
-def run_private(
-    options: Options, on_result: Callable[[CaseResult], None], *, async_loading: bool
-) -> Outcome:
+def run_private(options: Options, on_result: Callable[[CaseResult], None]) -> Outcome:
     """Run the suite against a deployment of its own; see `run_suite`.
 
     The engine's log stays in the output folder. An LMCache without the sharded store is run as it
@@ -58,7 +56,7 @@ def run_private(
             ranks=options.ranks,
             chunk=options.chunk,
             longest=longest,
-            async_loading=async_loading,
+            async_loading=not options.sync_loading,
             sharded=store is None,
         ) as engine,
         Endpoint(engine.url, "", options.patience) as endpoint,
@@ -133,6 +131,9 @@ def private_engine(
                 # keep the servers from running for seconds at the deployment's half millisecond.
                 "--set", "extra_config.lookup_backoff_time=0.02", "--remote-url", f"resp://{remote}",
                 "--async-loading" if async_loading else "--sync-loading",
+                # A load that falls short must not end the request. Right here, where a rank holds
+                # whole prompts; under prefill context parallelism vLLM 0.31.0 must not do so.
+                "--load-failure-policy", "recompute",
                 "--sharded" if sharded else "--no-sharded", "--",
                 # Latent attention on the CPU reads a prompt in one step.
                 "--dtype", "float32", "--enforce-eager", "--max-num-batched-tokens", tokens,

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from headrace.console import say
 from headrace.errors import PromptTooLongError
 from headrace.suites.needle.arms import ARMS, stopped_by_command
 from headrace.suites.needle.cells import Cell
@@ -15,7 +16,7 @@ from headrace.suites.needle.dialect import Dialect, dialect
 from headrace.suites.needle.faults import check_faults, run_arm
 from headrace.suites.needle.haystack import words_of_file
 from headrace.suites.needle.logs import LogWatch
-from headrace.suites.needle.options import Options
+from headrace.suites.needle.options import SUITE, Options
 from headrace.suites.needle.overall import distances, log_cases
 from headrace.suites.needle.plan import Wanted, chosen, plan
 from headrace.suites.needle.prompt import Prompt, build, codes, register
@@ -94,6 +95,7 @@ def run_suite(
         )  # fmt: skip
         shards.counters()
         endpoint.greet()
+        _warn(options)
         speech = _speech(options)
         _check_lengths(wanted, endpoint, speech.answer_tokens)
         prompts = _prompts(options, everything, wanted, endpoint, speech)
@@ -107,6 +109,16 @@ def run_suite(
     for result in whole:
         on_result(result)
     return Outcome(options, endpoint.model, asker.cells, rows, whole)
+
+
+def _warn(options: Options) -> None:
+    """Say before hours of prompts what will be void after them."""
+    for found, option, what in (
+        (options.valkey, "--valkey", "no answer from L2 is proved"),
+        (options.logs, "--engine-log", "the engine's log is not judged"),
+    ):
+        if not found:
+            say(f"{SUITE}: without {option} {what}, and the run ends void")
 
 
 def _speech(options: Options) -> Dialect:

@@ -59,6 +59,8 @@ def test_red_ends_with_11_and_void_with_12(stand: Stand) -> None:
 
 BAD: list[tuple[int, str, dict[str, Any], Callable[[Stand], list[str]]]] = [
     (13, "http://127.0.0.1:9: expected an endpoint that answers", {}, lambda stand: ["url"]),
+    (2, "'127.0.0.1:8000': expected http://HOST:PORT, found no http:// before it; write http:", {},
+     lambda stand: ["bare"]),
     (15, "expected to serve 'gpt', found 'fake'; name one with --model", {},
      lambda stand: ["--model", "gpt"]),
     (16, "1000-at-40: expected at most 868 tokens beside an answer of 32", {"limit": 900},
@@ -98,6 +100,8 @@ def test_bad_input_is_one_line_with_its_own_code(
         chosen = words(stand)
         if chosen == ["url"]:
             ran = _needle(stand, NOWHERE)
+        elif chosen == ["bare"]:
+            ran = _needle(stand, "127.0.0.1:8000")
         elif chosen in (["last"], ["two"]):
             servers = [f"127.0.0.1:{server.port}" for server in stand.servers[:2]]
             servers += ["127.0.0.1:9"] if chosen == ["last"] else []

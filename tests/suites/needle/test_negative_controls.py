@@ -178,8 +178,11 @@ def test_a_cold_answer_from_an_earlier_run_is_void(stand: Stand) -> None:
     assert overall(again.results) == "green"
 
 
-def test_without_servers_l2_is_void(stand: Stand) -> None:
-    outcome = stand.run(valkey=())
+def test_without_servers_l2_is_void(stand: Stand, capfd: pytest.CaptureFixture[str]) -> None:
+    """And it is said before the first prompt."""
+    outcome = stand.run(valkey=(), restart="echo restarts >&2")
+    told = capfd.readouterr().err
+    assert told.startswith("needle: without --valkey no answer from L2 is proved, and the run ends")
     assert _verdicts(outcome, "L2") == {"void"}
     assert "name them with --valkey" in _seen(outcome, "L2")
 

@@ -79,7 +79,7 @@ def test_without_vllm_it_says_where_there_is_one(
     monkeypatch.setattr(private, "programs", lambda: str(tmp_path))
     options = Options("", private=True, out=tmp_path / "out")
     with pytest.raises(MachineError, match="couldn't find 'vllm' in PATH; run it in the image"):
-        private.run_private(options, lambda result: None, async_loading=True)
+        private.run_private(options, lambda result: None)
     assert not options.out.exists(), "nothing was started"
 
 

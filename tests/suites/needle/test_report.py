@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.suites.needle.options import Options
 from headrace.suites.needle.page import headline, heatmap, of_state
 from headrace.suites.needle.report import write_report
 from headrace.suites.needle.run import Outcome
@@ -42,6 +43,15 @@ def test_a_line_for_each_cell_with_evidence_and_the_command_to_ask_again(broken:
     words = shlex.split(line["again"])
     assert words[:3] == ["headrace", "needle", broken.options.endpoint]
     assert words[words.index("--only") + 1] == "rank-1"
+
+
+def test_the_command_of_a_private_run_asks_in_the_same_way() -> None:
+    options = Options("", private=True, ranks=2, sync_loading=True, faults=("evict",), seed=3)
+    words = options.again("fault-evict").split()
+    assert words[:3] == ["headrace", "needle", "--private"]
+    assert "--sync-loading" in words
+    assert words[words.index("--fault") + 1] == "evict"
+    assert not {"--valkey", "--restart", "--dialect", "--tag"} & set(words)
 
 
 def test_junit_counts_void_as_error(broken: Outcome) -> None:
@@ -82,14 +92,16 @@ def test_the_page_escapes_what_a_model_says(stand: Stand) -> None:
 
 def test_each_cell_has_its_field_in_the_heatmap(broken: Outcome) -> None:
     cells = of_state(broken.cells, "L2")
-    rows = heatmap(cells)
-    lengths = sorted({cell.prompt.length for cell in cells})
+    lengths = [*sorted({cell.prompt.length for cell in cells}), 9999]
+    rows = heatmap(cells, lengths)
     assert [band for band, _ in rows] == list(range(0, 100, 10))
     for cell in cells:
         squares = rows[min(cell.prompt.depth, 99) // 10][1]
         square = squares[lengths.index(cell.prompt.length)]
         assert cell.name in square.title
         assert square.verdict in (cell.verdict, "void")
+        assert square.mark[0] == ("✓" if square.verdict == "green" else "?")
+    assert all(row[1][-1].verdict is None for row in rows), "no prompt has this length"
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(stand: Stand, tmp_path: Path) -> None:
