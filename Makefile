@@ -5,7 +5,7 @@ FLAVOR ?= cpu
 RUN := .venv/bin/python build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream engine fuzz bench bench-shard stock-table lint clean
+.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream engine fuzz bench bench-shard stock-table compile-gate lint clean
 
 help:       ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -49,6 +49,8 @@ bench-shard: venv ## stock and patched ranks: bytes and time of a store, time of
 	@ci/bench_shard.sh
 stock-table: venv ## what the stock release makes of every fault of a sharded load
 	@ci/stock_table.sh
+compile-gate: venv ## compile the kernels for SM103, SM100 and SM90, and look at the device code
+	@ci/compile_gate.sh
 lint: venv  ## ruff, mypy and hadolint
 	@ci/lint.sh
 clean:      ## remove everything that was built

@@ -86,6 +86,44 @@ def bench_shard(
     raise_unless_balanced(result, out)
 
 
+@app.command("kernel")
+def bench_kernel(
+    stock: Annotated[
+        Path, typer.Option(metavar="TREE", help="The pinned FlashInfer, unpacked.")
+    ] = Path("build/sources/flashinfer-0.7.0.post1"),
+    patched: Annotated[
+        Path, typer.Option(metavar="TREE", help="The same with the series applied.")
+    ] = Path("build/patched/flashinfer-0.7.0.post1"),
+    nvcc: Annotated[
+        Path | None, typer.Option(help="The compiler; default: CUDA_HOME, PATH, build/gate.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for bench-kernel.json.")] = Path(
+        "headrace-report/bench-kernel"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two sizes, few rounds: does it work?")
+    ] = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Compare two builds of the MoE activation on this machine's GPU: the same bits, and how fast.
+
+    Needs an SM90, SM100 or SM103. Ends with 11 if a bit differs, with 10 where there is no GPU;
+    times are not judged.
+    """
+    from headrace.bench.kernel import compare_kernels
+    from headrace.bench.kernel_plan import QUICK_KERNEL, KernelPlan
+    from headrace.bench.kernel_result import TABLE_HEAD, kernel_table_rows, raise_unless_same_bits
+
+    def step(what: str) -> None:
+        say(f"{what} ...")
+
+    plan = QUICK_KERNEL if quick else KernelPlan()
+    result = compare_kernels(stock, patched, plan, out, step, nvcc=nvcc)
+    say(f"{result.device}: its own copy reads and writes {result.copy_tbs:.2f} TB/s")
+    _show(out / "bench-kernel.json", as_json, TABLE_HEAD, kernel_table_rows(result))
+    raise_unless_same_bits(result.rows)
+
+
 def _show(file: Path, as_json: bool, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print the JSON that a bench wrote, or its table."""
     from rich.console import Console

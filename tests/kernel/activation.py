@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tests.kernel.routing import Workset
+from headrace.bench.kernel_routing import Workset
 
 UNTOUCHED = 0xA5
 BLOCK = 128

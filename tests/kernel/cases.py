@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from headrace.bench.kernel_routing import Ints, random_slots, route
 from tests.kernel.activation import BLOCK, Call, make_call, with_gate
-from tests.kernel.routing import random_slots, route, slots_for_counts
 
 # FlashInfer's own tiles for this kernel are 8 to 128; its routing allows any number of rows.
 TILES = (1, 6, 8, 10, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -22,6 +22,12 @@ def expert_parallel(
     """Return a call of one of `ranks` ranks, with eight experts for each token."""
     slots = random_slots(tokens, 8, local * ranks, seed)
     return make_call(route(slots, local, tile), inner, seed)
+
+
+def slots_for_counts(counts: list[int]) -> Ints:
+    """Return slots, one a token, that give expert e exactly `counts[e]` rows, interleaved."""
+    slots = np.repeat(np.arange(len(counts)), counts)
+    return np.random.default_rng(len(slots)).permutation(slots).astype(np.int32)[:, None]
 
 
 def edges_of_a_tile(tile: int) -> Call:

@@ -9,6 +9,7 @@ GEMM kernels that exists.
 from __future__ import annotations
 
 import re
+import sys
 import zipfile
 from pathlib import Path, PurePosixPath
 
@@ -64,3 +65,7 @@ def _shortened(text: str) -> str:
     before = re.sub(r"(ListLen = )\d+", rf"\g<1>{LISTED}", text[:start])
     ends = "#endif\n" * (opened - closed)
     return f"{before}{head}\n{{" + "\n{".join(kept) + f"\n{ends}}};\n"
+
+
+if __name__ == "__main__":
+    write_headers(Path(sys.argv[1]), Path(sys.argv[2]))

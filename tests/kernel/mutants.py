@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headrace.bench.kernel_source import WORKSET
 from tests.kernel import toolchain
 
 # name: (text of the header, expression in it, expression instead)
@@ -105,4 +106,4 @@ def mutate(header: str) -> str:
 
 def mutants_runner(tree: Path) -> Path:
     """Compile the program that holds all mutants."""
-    return toolchain.runner(tree, mutate((tree / toolchain.WORKSET).read_text()))
+    return toolchain.runner(tree, mutate((tree / WORKSET).read_text()))

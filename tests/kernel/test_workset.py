@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.bench.kernel_routing import Workset
+from headrace.bench.kernel_source import KERNELS
 from tests.kernel import toolchain
 from tests.kernel.activation import Call, differences, make_call, run, waits_of_one_pass
 from tests.kernel.cases import CASES, expert_parallel
-from tests.kernel.routing import Workset
 
 STOCK_REASONS = {
     "test_a_slot_that_routes_elsewhere_costs_nothing": r"waits grew from \d+ to \d+",
@@ -65,7 +66,7 @@ def test_each_group_of_rows_is_done_once(name: str, ours: Path) -> None:
 def test_the_module_exports_what_the_release_does_not(tree: Path) -> None:
     # That it is in the object is for the compile gate, which has the compiler for it.
     name = "trtllm_moe_activation_patch_id"
-    source = (tree / toolchain.KERNELS).read_text()
+    source = (tree / KERNELS).read_text()
     assert f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}," in source, f"exports no {name}"
 
 

@@ -11,16 +11,20 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from headrace.bench.kernel_source import (
+    DATA,
+    HEADERS,
+    KERNELS,
+    STAND_IN,
+    WORKSET,
+    activation_text,
+    include_options,
+)
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import load_pins
 
 HERE = Path(__file__).parent
 COMPILE_SECONDS = 280
-
-DATA = Path("flashinfer/data")
-KERNELS = DATA / "csrc/fused_moe/trtllm_backend/trtllm_fused_moe_dev_kernel.cu"
-HEADERS = DATA / "include/flashinfer/trtllm/fused_moe"
-WORKSET = HEADERS / "ActivationWorkset.cuh"
 
 # Without contraction, which x86-64 may do to one kernel and not to the other.
 FLAGS = (
@@ -73,7 +77,7 @@ def runner(tree: Path, workset: str | None = None) -> Path:
     assert shutil.which("g++"), "g++ is not installed; Debian: apt-get install g++"
     cache = Layout.find().build / "kernel"
     cache.mkdir(parents=True, exist_ok=True)
-    text = _activation_namespace((tree / KERNELS).read_text())
+    text = activation_text(tree)
     header = workset
     if header is None and (tree / WORKSET).is_file():
         header = (tree / WORKSET).read_text()
@@ -99,20 +103,8 @@ def runner(tree: Path, workset: str | None = None) -> Path:
     return program
 
 
-def _activation_namespace(kernels: str) -> str:
-    # The text of the release, unchanged; only the rest of the file is left away.
-    start = kernels.index("namespace activation {\n")
-    close = "}  // namespace activation\n"
-    body = kernels[start : kernels.index(close, start)] + close
-    return f"namespace moe::dev {{\n{body}}}  // namespace moe::dev\n"
-
-
 def _includes(tree: Path) -> list[str]:
-    data = tree / DATA
-    first = [HERE / "stand_in", HERE, data / "csrc/nv_internal", data / "csrc/nv_internal/include"]
-    first += [data / "cccl" / name for name in ("cub", "libcudacxx/include", "thrust")]
-    system = [cuda_headers(), data / "include", data / "csrc", data / "cutlass/include"]
-    return [f"-I{path}" for path in first] + [f"-isystem{path}" for path in system]
+    return [*include_options(tree, HERE / "stand_in", HERE), f"-isystem{cuda_headers()}"]
 
 
 def _prelude(tree: Path, cache: Path) -> Path:
@@ -121,6 +113,7 @@ def _prelude(tree: Path, cache: Path) -> Path:
     digest.update(subprocess.run(["g++", "--version"], capture_output=True, check=True).stdout)
     digest.update(f"{tree}".encode())
     parts = [HERE / "prelude.h", HERE / "simt.h", *sorted((HERE / "stand_in").rglob("*.*h"))]
+    parts += sorted(STAND_IN.rglob("*.h"))
     for path in [*parts, tree / HEADERS / "DevKernel.h"]:
         digest.update(path.read_bytes())
     folder = cache / f"prelude-{digest.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""What FlashInfer's routing hands to the activation, computed anew for a test."""
+"""What FlashInfer's routing hands to the activation, computed anew."""
 
 from __future__ import annotations
 
@@ -61,9 +61,3 @@ def random_slots(tokens: int, top_k: int, experts: int, seed: int) -> Ints:
     """Return `top_k` different experts for each token, all equally likely."""
     generator = np.random.default_rng(seed)
     return np.argsort(generator.random((tokens, experts)), axis=1)[:, :top_k].astype(np.int32)
-
-
-def slots_for_counts(counts: list[int]) -> Ints:
-    """Return slots, one a token, that give expert e exactly `counts[e]` rows, interleaved."""
-    slots = np.repeat(np.arange(len(counts)), counts)
-    return np.random.default_rng(len(slots)).permutation(slots).astype(np.int32)[:, None]
