@@ -41,4 +41,8 @@ def include_options(tree: Path, *first: Path) -> list[str]:
     own = [*first, STAND_IN, data / "csrc/nv_internal", data / "csrc/nv_internal/include"]
     own += [data / "cccl" / name for name in ("cub", "libcudacxx/include", "thrust")]
     system = [data / "include", data / "csrc", data / "cutlass/include"]
-    return [f"-I{path}" for path in own] + [f"-isystem{path}" for path in system]
+    options = [f"-I{path}" for path in own]
+    # As two words, which g++ and nvcc both take.
+    for path in system:
+        options += ["-isystem", str(path)]
+    return options

@@ -104,7 +104,7 @@ def runner(tree: Path, workset: str | None = None) -> Path:
 
 
 def _includes(tree: Path) -> list[str]:
-    return [*include_options(tree, HERE / "stand_in", HERE), f"-isystem{cuda_headers()}"]
+    return [*include_options(tree, HERE / "stand_in", HERE), "-isystem", str(cuda_headers())]
 
 
 def _prelude(tree: Path, cache: Path) -> Path:
