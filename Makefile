@@ -5,7 +5,7 @@ FLAVOR ?= cpu
 RUN := .venv/bin/python build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream engine fuzz bench bench-shard stock-table compile-gate lint clean
+.PHONY: help machine venv build test check edit refresh rebase wheels image verify publish lock reproduce upstream engine fuzz bench bench-shard stock-table compile-gate no-leak lint clean
 
 help:       ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -51,6 +51,8 @@ stock-table: venv ## what the stock release makes of every fault of a sharded lo
 	@ci/stock_table.sh
 compile-gate: venv ## compile the kernels for SM103, SM100 and SM90, and look at the device code
 	@ci/compile_gate.sh
+no-leak: venv ## ten thousand mixed requests on three ranks in each mode, or: make no-leak REQUESTS=500
+	@ci/no_leak.sh $(REQUESTS)
 lint: venv  ## ruff, mypy and hadolint
 	@ci/lint.sh
 clean:      ## remove everything that was built

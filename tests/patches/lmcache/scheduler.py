@@ -32,6 +32,10 @@ class Scheduler:
         self.client = client
         self._chunk_size = chunk_size
 
+    def begin(self, labels: Sequence[int], request: str) -> None:
+        """Ask for a prompt once and leave the answer to come."""
+        self.client.lookup(tokens_of(labels, self._chunk_size), request)
+
     def ask(self, labels: Sequence[int], tail: int = 0, request: str = "r") -> int:
         """Return how many tokens of a prompt can be loaded.
 
