@@ -14,9 +14,14 @@ from tests.engine.real_engine import Answer, RealEngine
 from tests.engine.settings import RANKS, cache_settings
 from tests.engine.shards import Shards, shards
 
-# What a load may wait for a silent server.
-# Longer than the scheduler waits for the answer to a lookup (3 s), as by default.
+# What a load may wait for a silent server; the RESP client's own limit is the same by default.
 READ_SECONDS = 5
+# Where chunks are fetched ahead, the scheduler waits for them too, and gives them up before the
+# read does, as with the defaults of 3 s and 5 s. Two cores have stood still for 4.5 s.
+LOOKUP_SECONDS = 12
+READ_AHEAD_SECONDS = 16
+# Between two looks for an answer all of vLLM's processes take a step.
+BACKOFF_SECONDS = 0.02
 # Room for one longest prompt and a little more, so that a few requests at once do not fit.
 BLOCKS = 300
 
@@ -34,14 +39,27 @@ class Mode:
     sharded: bool
     loads_ahead: bool
 
+    @property
+    def read_seconds(self) -> int:
+        """How long a read may wait for a silent server."""
+        return READ_AHEAD_SECONDS if self.loads_ahead else READ_SECONDS
+
     def settings(self, url: str) -> dict[str, object]:
         """Return LMCache's settings for servers at `url`."""
+        extra, ahead = {}, {}
+        if self.loads_ahead:
+            extra = {
+                "lookup_backoff_time": BACKOFF_SECONDS,
+                "resp_socket_timeout_ms": READ_AHEAD_SECONDS * 1000,
+            }
+            ahead = {"lookup_timeout_ms": LOOKUP_SECONDS * 1000}
         return cache_settings(
             url if self.sharded else url.replace("{rank}", "0"),
             pre_caching_hash_algorithm="sha256_cbor",
-            blocking_timeout_secs=READ_SECONDS,
+            blocking_timeout_secs=self.read_seconds,
             enable_async_loading=self.loads_ahead,
-            extra_config={"pcp_shard_store": True} if self.sharded else {},
+            extra_config={**extra, **({"pcp_shard_store": True} if self.sharded else {})},
+            **ahead,
         )
 
     def server(self, owner: int) -> int:

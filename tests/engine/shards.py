@@ -56,6 +56,15 @@ class Shards:
             assert time.monotonic() < until, f"expected {counts} keys on the shards, found {found}"
             time.sleep(0.05)
 
+    def wait_for_answer(self, rank: int) -> None:
+        """Wait until a server that was told to pause answers again.
+
+        Raises:
+            valkey.exceptions.TimeoutError: it does not within the time-out of its clients.
+        """
+        with contextlib.closing(self.servers[rank].client()) as client:
+            client.ping()
+
     def values(self, rank: int, keys: Iterable[bytes]) -> list[bytes]:
         """Return the values of keys of a server, all of which are there."""
         with contextlib.closing(self.servers[rank].client()) as client:
