@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.suites.ranks.pool import Answer, RankPool
+from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
 from headrace.suites.ranks.settings import Settings
+from headrace.suites.ranks.wire import Answer
 from tests.patches.lmcache.deadline import hung
 from tests.patches.lmcache.rank_pool import PATIENCE, assert_loaded
 from tests.patches.lmcache.scheduler import Scheduler
