@@ -46,14 +46,15 @@ def missing_key(digest: str) -> Sequence[str]:
 
 
 def needle(digest: str) -> Sequence[str]:
-    """Return the words for all four tiers up to 4,000 tokens, and 16,384 cold and from L2.
+    """Return the words for all four states up to 4,000 tokens, and 16,384 cold and from L2.
 
     The seed follows from the digest: other images are asked other prompts, and one image the same
     ones again.
     """
     return (
         "needle", "--private", "--out", "/report", "--image", digest,
-        "--seed", str(int(digest[-8:], 16)), "--lengths", "1100,4000", "--brief", "16384",
+        "--seed", str(int(digest[-8:], 16)), "--lengths", "1100,2300,4000",
+        "--depths", "0,25,50,75,100", "--brief", "16384",
     )  # fmt: skip
 
 
