@@ -90,7 +90,8 @@ def needle(
         typer.Option(help=f"Also run a fault arm: {', '.join(FAULTS)}. It disturbs a server."),
     ] = None,
     stop_shard: Annotated[
-        str, typer.Option(help="Shell command that stops the server of {rank}.")
+        str,
+        typer.Option(help="Shell command that stops the server of {rank}; --private needs none."),
     ] = "",
     start_shard: Annotated[str, typer.Option(help="Shell command that starts it again.")] = "",
     only: Annotated[
