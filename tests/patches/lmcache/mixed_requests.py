@@ -138,6 +138,8 @@ class MixedRequests:
         assert self.asking is not None
         client = self.asking.client
         patience = client.config.lookup_timeout_ms
+        # L1 would answer for the server.
+        self.pool.ask(server, "drop", labels=request.labels, chunk=server)
         with self._silent(server):
             began = time.monotonic()
             self._ask(request)
@@ -146,7 +148,6 @@ class MixedRequests:
                 self._answer(request)
             finally:
                 client.config.lookup_timeout_ms = patience
-            # Not if all that the server has is in L1 too.
             self.done["timed out"] += time.monotonic() - began > SHORT_SECONDS
             if self.random.random() < 0.5:
                 self._ask_again(request)
@@ -179,7 +180,11 @@ class MixedRequests:
         begin = self.random.randrange(promised)
         end = self.random.randrange(begin + 1, promised + 1)
         silent = request.server if self.asking is None else None
-        if self.random.random() < 0.1:
+        if silent is not None:
+            # All of the prompt, of which L1 would have had the server's part.
+            begin, end = 0, promised
+            self.pool.ask(silent, "drop", labels=request.labels, chunk=silent)
+        elif self.random.random() < 0.1:
             self._shorten(request)
         steps: list[dict[str, Any]] = [
             {"do": "load", "labels": request.labels, "begin": begin, "end": end,
