@@ -18,6 +18,7 @@ from typing import cast
 import pytest
 import valkey
 
+from headrace.errors import SuiteFailedError
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.engine import PrivateEngine
@@ -192,7 +193,7 @@ def test_a_silent_recompute_is_void(engine: PrivateEngine) -> None:
 
 
 def test_the_stock_release_cannot_prove_it(tmp_path: Path) -> None:
-    """The same command on LMCache 0.5.5: not green, and it says why."""
+    """The same command on LMCache 0.5.5: rank 0 keeps all chunks, and frees each one twice."""
     out = tmp_path / "out"
     done = subprocess.run(
         [
@@ -202,7 +203,15 @@ def test_the_stock_release_cannot_prove_it(tmp_path: Path) -> None:
         env={**environment({}), "PYTHONPATH": f"{site('stock')}:{ROOT}"}, cwd=ROOT,
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    assert done.returncode in (11, 12), done.stdout + done.stderr
+    assert done.returncode == SuiteFailedError.exit_code, done.stdout + done.stderr
+    lines = (out / "results.jsonl").read_text().splitlines()
+    found = {case["case"]: case for case in map(json.loads, lines)}
+    turned = {name: case["verdict"] for name, case in found.items() if case["verdict"] != "green"}
+    assert turned == {
+        f"{SOUND}/L2": "void", "deployment/sharded-store": "void", "log/double frees": "red",
+    }  # fmt: skip
+    assert "shard 1: expected 1 GETs, found 0 [rank 0, 1]" in found[f"{SOUND}/L2"]["seen"]
+    assert "has no sharded store: rank 0 stores all" in found["deployment/sharded-store"]["seen"]
 
 
 def _run(
