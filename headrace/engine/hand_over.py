@@ -1,16 +1,13 @@
 """Which words of `headrace serve` are vLLM's, and how this process becomes vLLM's.
 
-The image's command is `headrace serve`, and stands in for `vllm serve`. So nothing beyond the
-standard library is imported here, and no process stays between the caller's signals and vLLM.
+The image's command is `headrace serve`, and stands in for `vllm serve`. So next to nothing is
+imported here, and no process stays between the caller's signals and vLLM.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NoReturn
 
 from headrace.errors import ConfigurationError, MachineError
 
@@ -38,7 +35,7 @@ def hand_over(words: Sequence[str]) -> None:
     become(("vllm", "serve", *words), {}, "run it in the image, or see headrace serve --help")
 
 
-def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str) -> NoReturn:
+def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str) -> None:
     """Replace this process by `command`, with `environment` added to what is there.
 
     Args:
@@ -58,6 +55,10 @@ def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str
 
 def _refuse_slip(word: str) -> None:
     """Raise ConfigurationError if `word` was meant as a role; vLLM would look for such a model."""
+    # Imported here: they take as long as Python itself, and no path and no option needs them.
+    import difflib
+    from pathlib import Path
+
     alike = difflib.get_close_matches(word.lower(), ROLES, n=1, cutoff=_ALIKE)
     if alike and not Path(word).is_dir():
         raise ConfigurationError(
