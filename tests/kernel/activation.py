@@ -176,6 +176,12 @@ def stray_writes(call: Call, result: Result) -> int:
     )
 
 
+def workset_kernel(call: Call) -> str:
+    """Return the name of the kernel that the workset's launch takes for this call's gate."""
+    has_gate = call.alpha is not None or call.beta is not None or call.limit is not None
+    return f"activationDeepSeekWorkset{'Gate' if has_gate else ''}Kernel"
+
+
 def waits_of_one_pass(call: Call) -> int:
     """Return how often threads wait if each group of rows with a token in it is done once.
 

@@ -12,13 +12,21 @@ import pytest
 from headrace.bench.kernel_routing import Workset
 from headrace.bench.kernel_source import KERNELS
 from tests.kernel import toolchain
-from tests.kernel.activation import Call, differences, make_call, run, waits_of_one_pass
+from tests.kernel.activation import (
+    Call,
+    differences,
+    make_call,
+    run,
+    waits_of_one_pass,
+    with_gate,
+)
 from tests.kernel.cases import CASES, expert_parallel
 
 STOCK_REASONS = {
     "test_a_slot_that_routes_elsewhere_costs_nothing": r"waits grew from \d+ to \d+",
     "test_a_block_of_columns_needs_no_barrier": r"expected no barrier, found \d+",
     "test_the_grid_is_what_the_device_holds": r"expected at most 12 blocks, found \d+",
+    "test_the_plain_gate_has_a_kernel_of_its_own": r"found activationDeepSeekKernel for both",
     "test_the_module_exports_what_the_release_does_not": r"exports no trtllm_moe_activation_patch",
 }
 
@@ -61,6 +69,12 @@ def test_the_grid_is_what_the_device_holds(tree: Path) -> None:
 def test_each_group_of_rows_is_done_once(name: str, ours: Path) -> None:
     call = CASES[name]()
     assert run(ours, call).launch.waits == waits_of_one_pass(call)
+
+
+def test_the_plain_gate_has_a_kernel_of_its_own(tree: Path) -> None:
+    program, call = toolchain.runner(tree), expert_parallel(8, 8)
+    plain, gated = (run(program, each).launch.kernel for each in (call, with_gate(call, "abl")))
+    assert plain != gated, f"expected two kernels, found {plain} for both"
 
 
 def test_the_module_exports_what_the_release_does_not(tree: Path) -> None:
