@@ -36,7 +36,9 @@ class Launch:
 
     def shell(self) -> str:
         """Return it for a POSIX shell, one variable or option a line."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        variables = [
+            f"{shlex.quote(name)}={shlex.quote(value)}" for name, value in self.environment.items()
+        ]
         lines: list[str] = []
         for word in self.command:
             if word.startswith("-") or not lines:

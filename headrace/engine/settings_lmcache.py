@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from headrace.errors import SettingsError
 
 PREFIX = "LMCACHE_"
 NESTED = "extra_config"
+
+# What can be a variable's name, and a word of a shell, with no quotes.
+_KEY = re.compile(r"\w+(\.\w+)*", re.ASCII)
 
 # Variables that LMCache 0.5.5 reads beside its settings. They say nothing about how it caches.
 _OTHER_VARIABLES = frozenset(
@@ -99,7 +103,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     """Return KEY=VALUE texts as settings; a value that is JSON is taken as JSON.
 
     Raises:
-        SettingsError: a text has no "=", or a key comes twice.
+        SettingsError: a text has no "=", a key is no name, or comes twice.
     """
     parsed: dict[str, Any] = {}
     for text in texts:
@@ -107,6 +111,11 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
         if not (equals and key):
             raise SettingsError(
                 f"--set {text!r}: expected KEY=VALUE; for example --set cache_policy=LFU"
+            )
+        if not _KEY.fullmatch(key):
+            raise SettingsError(
+                f"--set {text!r}: expected a KEY of letters, digits, _ and dots, found {key!r}; "
+                "for example --set cache_policy=LFU"
             )
         if key in parsed:
             raise SettingsError(f"--set {key}: expected one value, found two; leave one out")

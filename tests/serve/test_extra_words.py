@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
 
 from headrace.engine.settings import Decode, Pod, Prefill
-from headrace.engine.settings_command import launch, own_option
+from headrace.engine.settings_command import Launch, launch, own_option
 from headrace.engine.settings_refusals import raise_if_refused
 from headrace.errors import SettingsError
 
@@ -66,3 +67,10 @@ def test_no_gpu_pod_that_loads_has_graphs(layout: dict[str, Any]) -> None:
 def test_a_cpu_has_no_graphs_to_switch_off() -> None:
     chosen = Prefill(model="m", cpu=True, pcp=1, nixl=False)
     assert "--compilation-config" not in launch(chosen, {}).command
+
+
+def test_whatever_is_printed_a_shell_takes_as_words() -> None:
+    words, environment = ("vllm", "a b", "-x;y", "é\n$(z)"), {"A;B C": "$D", "E": "'"}
+    printed = Launch(words, environment).shell()
+    taken = shlex.split(printed.replace(" \\\n", " "))
+    assert taken == ["env", *(f"{name}={text}" for name, text in environment.items()), *words]

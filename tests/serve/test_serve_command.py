@@ -46,9 +46,12 @@ def test_refusals_are_one_line_each_with_a_code_of_their_own() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("--set", "chunk_size=abc"), ("--l1-gib", "inf"), ("second",), ("--", "--tensor-par", "4")],
+    [
+        ("--set", "chunk_size=abc"), ("--set", "x;touch pwned;y=1"), ("--l1-gib", "inf"),
+        ("second",), ("--", "--tensor-par", "4"),
+    ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_a_bad_value_is_one_line(words: tuple[str, ...]) -> None:
     ran = _headrace("prefill", "m", "--mla", "--print", *words)
     assert ran.returncode == 14, ran.stderr

@@ -188,6 +188,9 @@ def test_assignments() -> None:
         parse_assignments(["a"])
     with pytest.raises(SettingsError, match="found two"):
         parse_assignments(["a=1", "a=2"])
+    for key in ("x;touch pwned;y", "A B", "a\n", "a.", ".a", "a..b", "a-b", "ä", "$x"):
+        with pytest.raises(SettingsError, match="expected a KEY of letters, digits, _ and dots"):
+            parse_assignments([f"{key}=1"])
     with pytest.raises(SettingsError, match=r"write --set extra_config\.NAME"):
         lmcache_settings(Prefill(model="m", extra={"extra_config": {}}))
 
