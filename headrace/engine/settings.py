@@ -19,6 +19,10 @@ from headrace.errors import SettingsError
 # token. A running engine logs its own number.
 GLM_5_3_BYTES = 48_408
 
+# A number above these is a slip: no pod has such memory, no rank needs as many connections.
+MOST_GIB = 100_000
+MOST_THREADS = 256
+
 NixlBackend = Literal["LIBFABRIC", "UCX"]
 
 
@@ -89,10 +93,10 @@ class Prefill(Pod):
     async_loading: bool = True
     chunk_size: int = Field(default=256, ge=1)
     hash_algorithm: str = "sha256_cbor"
-    l1_gib: float = Field(default=256.0, gt=0, allow_inf_nan=False)
+    l1_gib: float = Field(default=256.0, gt=0, le=MOST_GIB, allow_inf_nan=False)
     longest_prompt: int = Field(default=200_000, ge=1)
     bytes_per_token: int = Field(default=GLM_5_3_BYTES, ge=1)
-    resp_threads: int = Field(default=32, ge=1)
+    resp_threads: int = Field(default=32, ge=1, le=MOST_THREADS)
     blocking_timeout_s: int = Field(default=10, ge=1)
     lookup_timeout_ms: int = Field(default=3000, ge=1)
     lookup_backoff_s: float = Field(default=0.0005, gt=0, allow_inf_nan=False)

@@ -20,7 +20,7 @@ from headrace.engine.settings_lmcache import (
     lmcache_environment,
 )
 from headrace.engine.settings_numbers import worker_ids
-from headrace.engine.settings_plan import Plan, Refusal, leave_out
+from headrace.engine.settings_plan import Plan, Refusal, leave_out, unshard
 from headrace.engine.settings_remote import remote_url_refusals, shown
 
 # Equal in every process, whatever its hash seed.
@@ -119,7 +119,7 @@ def _names(plan: Plan) -> Iterator[Refusal]:
             )  # fmt: skip
     if plan.sharded and plan.lmcache and not (plan.lmcache / "v1" / "pcp_shard").is_dir():
         yield Refusal("pcp_shard_store", "an LMCache that has the sharded store",
-                      str(plan.lmcache), "install headrace's, or add --no-sharded")  # fmt: skip
+                      str(plan.lmcache), f"install headrace's, or {unshard(plan)}")  # fmt: skip
 
 
 def _inherited(plan: Plan) -> Iterator[Refusal]:

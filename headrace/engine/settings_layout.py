@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.engine.settings_plan import Plan, Refusal
+from headrace.engine.settings_plan import Plan, Refusal, unshard
 from headrace.errors import SettingsError
 
 GIB = 1024**3
@@ -23,7 +23,7 @@ def _parallel(plan: Plan) -> Iterator[Refusal]:
     ):
         if plan.sharded and value > 1:
             yield Refusal(setting, f"1 with pcp_shard_store ({why})", str(value),
-                          f"leave {setting} out, or add --no-sharded")  # fmt: skip
+                          f"leave {setting} out, or {unshard(plan)}")  # fmt: skip
     if plan.pod.pcp > 1 and plan.pod.pp > 1 and not plan.sharded:
         yield Refusal("--pp", "1 with --pcp above 1 (vLLM 0.31.0)", str(plan.pod.pp),
                       "leave --pp out")  # fmt: skip
@@ -47,12 +47,12 @@ def _latent_attention(plan: Plan) -> Iterator[Refusal]:
     expected = "a model with multi-head latent attention for pcp_shard_store"
     config = Path(plan.pod.model) / "config.json"
     if plan.pod.mla is False:
-        yield Refusal("model", expected, "--no-mla", "add --no-sharded")
+        yield Refusal("model", expected, "--no-mla", unshard(plan))
     elif not config.is_file():
         yield Refusal("model", expected, f"{plan.pod.model}, whose config.json is not here",
                       "name its folder, or add --mla if it has it")  # fmt: skip
     elif not _config(config).get("kv_lora_rank"):
-        yield Refusal("model", expected, f"no kv_lora_rank in {config}", "add --no-sharded")
+        yield Refusal("model", expected, f"no kv_lora_rank in {config}", unshard(plan))
 
 
 def _l1_share(plan: Plan) -> Iterator[Refusal]:
@@ -92,8 +92,15 @@ def _config(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as broken:
-        raise SettingsError(f"{path}: expected a model's configuration, found {broken}") from broken
-    return content if isinstance(content, dict) else {}
+        raise SettingsError(
+            f"{path}: expected a model's configuration, found {broken}; name the model's own folder"
+        ) from broken
+    if not isinstance(content, dict):
+        raise SettingsError(
+            f"{path}: expected a model's configuration, found JSON that is no object; "
+            "name the model's own folder"
+        )
+    return content
 
 
 POD_CHECKS: tuple[Callable[[Plan], Iterator[Refusal]], ...] = (

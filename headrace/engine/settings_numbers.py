@@ -11,24 +11,28 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from headrace.engine.settings import MOST_GIB, MOST_THREADS
 from headrace.engine.settings_lmcache import NESTED
 from headrace.engine.settings_plan import Plan, Refusal, leave_out
 
 # Above it a double no longer tells two whole numbers apart; nothing here counts that far.
-_MOST = 2.0**53
+_MOST = 2.0**53 - 1
+_DAY = 24 * 60 * 60
 
 
 class _Number(NamedTuple):
-    """What one setting must be: whole or not, and at least (or, if not whole, above) `low`."""
+    """What one setting must be: whole or not, at least (or, if not whole, above) `low`, and at
+    most `high`.
+    """
 
     setting: str
     whole: bool
     low: int
+    high: float = _MOST
 
     def __str__(self) -> str:
-        if self.whole:
-            return f"a whole number of at least {self.low}"
-        return f"a number above {self.low}"
+        words = f"whole number of at least {self.low}" if self.whole else f"number above {self.low}"
+        return f"a {words}" + ("" if self.high == _MOST else f" and at most {self.high}")
 
     def holds(self, value: Any) -> bool:
         """Return whether LMCache would read `value` as such a number."""
@@ -41,21 +45,21 @@ class _Number(NamedTuple):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         if self.whole:
-            return isinstance(value, int) and self.low <= value < _MOST
-        return self.low < value < _MOST
+            return isinstance(value, int) and self.low <= value <= self.high
+        return self.low < value <= self.high
 
 
 _NUMBERS = (
     _Number("chunk_size", True, 1),
-    _Number("max_local_cpu_size", False, 0),
+    _Number("max_local_cpu_size", False, 0, MOST_GIB),
     _Number("blocking_timeout_secs", True, 1),
     _Number("lookup_timeout_ms", True, 1),
     _Number("min_retrieve_tokens", True, 0),
     _Number("pin_timeout_sec", True, 1),
     _Number("pin_check_interval_sec", True, 1),
-    _Number("extra_config.pcp_shard_timeout_secs", False, 0),
-    _Number("extra_config.resp_num_threads", True, 1),
-    _Number("extra_config.lookup_backoff_time", False, 0),
+    _Number("extra_config.pcp_shard_timeout_secs", False, 0, _DAY),
+    _Number("extra_config.resp_num_threads", True, 1, MOST_THREADS),
+    _Number("extra_config.lookup_backoff_time", False, 0, _DAY),
 )
 _RANKS = "lookup_server_worker_ids"
 

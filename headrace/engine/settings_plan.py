@@ -58,3 +58,10 @@ def leave_out(plan: Plan, name: str) -> str:
     """Return what to do about a setting that may not be there."""
     variable = PREFIX + name.upper()
     return f"unset {variable}" if variable in plan.inherited else f"leave --set {name} out"
+
+
+def unshard(plan: Plan) -> str:
+    """Return how to give the sharded store up, with the address that only it can use."""
+    if "{rank}" in str(plan.settings.get("remote_url", "")):
+        return "add --no-sharded and --remote-url resp://HOST:PORT, one server for all ranks"
+    return "add --no-sharded"

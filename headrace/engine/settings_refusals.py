@@ -36,7 +36,25 @@ def _pod_refusals(pod: Pod) -> Iterator[Refusal]:
         )  # fmt: skip
     for word in pod.extra_args:
         if own := own_option(word):
-            yield Refusal(
-                word, f"an option that headrace does not write itself, as it does {own}",
-                f"{word!r} after --", f"use the options of headrace serve {side}",
-            )  # fmt: skip
+            yield Refusal(word, "an option of vLLM's alone after --", f"headrace's own {own}",
+                          _instead(pod, own))  # fmt: skip
+
+
+# What headrace calls it, where that is not vLLM's name for it.
+_OURS = {
+    "--model": "MODEL",
+    "--tensor-parallel-size": "--tp", "-tp": "--tp",
+    "--pipeline-parallel-size": "--pp", "-pp": "--pp",
+    "--prefill-context-parallel-size": "--pcp", "-pcp": "--pcp",
+    "--decode-context-parallel-size": "--dcp", "-dcp": "--dcp",
+    "--enable-expert-parallel": "--expert-parallel", "-ep": "--expert-parallel",
+    "--no-enable-expert-parallel": "--no-expert-parallel",
+    "--speculative-config": "--mtp-tokens", "-sc": "--mtp-tokens",
+}  # fmt: skip
+
+
+def _instead(pod: Pod, own: str) -> str:
+    """Return what to write instead of vLLM's option `own`; for some there is nothing."""
+    name = _OURS.get(own, own)
+    field = name.removeprefix("--").removeprefix("no-").replace("-", "_").lower()
+    return f"give {name} before --" if field in type(pod).model_fields else "leave it out"

@@ -33,8 +33,22 @@ from headrace.errors import SettingsError
 @pytest.mark.parametrize("pod", [Prefill(model="m", mla=True), Decode(model="m")])
 def test_no_word_sets_what_headrace_sets(pod: Pod, words: tuple[str, ...], own: str) -> None:
     chosen = pod.model_copy(update={"extra_args": words})
-    with pytest.raises(SettingsError, match=rf"does not write itself, as it does {own}"):
+    with pytest.raises(SettingsError, match=rf"vLLM's alone after --, found headrace's own {own}"):
         raise_if_refused(chosen, {})
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("--port", "give --port before --"), ("--tensor-par=4", "give --tp before --"),
+        ("--model", "give MODEL before --"), ("-sc", "give --mtp-tokens before --"),
+        ("--no-enable-expert-parallel", "give --no-expert-parallel before --"),
+        ("-pcp", "leave it out"), ("--kv-transfer-config", "leave it out"),
+    ],
+)  # fmt: skip
+def test_the_advice_is_an_option_that_there_is(word: str, instead: str) -> None:
+    with pytest.raises(SettingsError, match=rf"; {instead}$"):
+        raise_if_refused(Decode(model="m", extra_args=(word,)), {})
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,22 @@ def test_a_models_folder_says_what_attention_it_has(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_key_value_heads": 8}))
     with pytest.raises(SettingsError, match="no kv_lora_rank in"):
         raise_if_refused(Prefill(model=str(tmp_path)), {})
+    for broken in ("[1]", "7", "{"):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(SettingsError, match=r"a model's configuration, .*; name the"):
+            raise_if_refused(Prefill(model=str(tmp_path)), {})
+
+
+def test_without_latent_attention_the_first_advice_is_all_that_is_needed() -> None:
+    """The address of the sharded store has a {rank} that nothing else fills in."""
+    said = "; add --no-sharded and --remote-url resp://HOST:PORT, one server for all ranks$"
+    with pytest.raises(SettingsError, match=said):
+        raise_if_refused(Prefill(model="m", mla=False), {})
+    raise_if_refused(
+        Prefill(model="m", mla=False, sharded=False, remote_url="resp://HOST:6379"), {}
+    )
+    with pytest.raises(SettingsError, match=r"; add --no-sharded$"):
+        raise_if_refused(Prefill(model="m", mla=False, remote_url=""), {})
 
 
 @pytest.mark.parametrize(
@@ -163,6 +179,8 @@ def test_a_models_folder_says_what_attention_it_has(tmp_path: Path) -> None:
         ({"port": 70000}, "--port: expected at most 65535, found 70000"),
         ({"l1_gib": 0}, "--l1-gib: expected more than 0, found 0"),
         ({"l1_gib": float("inf")}, "--l1-gib: expected a finite number, found inf"),
+        ({"l1_gib": 1e300}, "--l1-gib: expected at most 100000, found 1e+300"),
+        ({"resp_threads": 257}, "--resp-threads: expected at most 256, found 257"),
         ({"blocking_timeout_s": 0}, "--blocking-timeout: expected at least 1, found 0"),
         ({"nixl_backend": "ucx"}, "--nixl-backend: expected 'LIBFABRIC' or 'UCX', found 'ucx'"),
         ({"model": ""}, "MODEL: expected a name, found ''"),

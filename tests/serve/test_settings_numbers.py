@@ -17,6 +17,7 @@ BAD = (
     "lookup_timeout_ms=-1", "extra_config.pcp_shard_timeout_secs=abc",
     "extra_config.pcp_shard_timeout_secs=null", "extra_config.pcp_shard_timeout_secs=nan",
     "extra_config.pcp_shard_timeout_secs=NaN", "extra_config.resp_num_threads=many",
+    "extra_config.resp_num_threads=257", "max_local_cpu_size=1e300",
     "extra_config.lookup_backoff_time=0", 'lookup_server_worker_ids=["a",1]',
     "lookup_server_worker_ids=[[0]]", "lookup_server_worker_ids=null",
     "lookup_server_worker_ids={}", "lookup_server_worker_ids=0,x",
