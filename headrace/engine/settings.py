@@ -23,6 +23,13 @@ GLM_5_3_BYTES = 48_408
 MOST_GIB = 100_000
 MOST_THREADS = 256
 
+# CacheDType of vLLM 0.31.0, vllm/config/cache.py.
+KvDtype = Literal[
+    "auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla",
+    "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
+    "turboquant_3bit_nc", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head",
+    "nvfp4", "nvfp4_4over6",
+]  # fmt: skip
 NixlBackend = Literal["LIBFABRIC", "UCX"]
 
 
@@ -40,15 +47,16 @@ class Pod(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(min_length=1)
-    host: str = "0.0.0.0"  # noqa: S104  # a pod's address is not known beforehand
+    # All addresses: a pod's own is not known beforehand.
+    host: str = Field(default="0.0.0.0", pattern=r"^\S+$")  # noqa: S104
     port: int = Field(default=8000, ge=1, le=65535)
     tp: int = Field(default=1, ge=1)
     expert_parallel: bool = True
-    kv_cache_dtype: str = "fp8"
+    kv_cache_dtype: KvDtype = "fp8"
     max_model_len: int = Field(default=204_800, ge=1)
     mtp_tokens: int = Field(default=0, ge=0)
     nixl_backend: NixlBackend = "LIBFABRIC"
-    nixl_host: str = ""
+    nixl_host: str = Field(default="", pattern=r"^\S*$")
     nixl_port: int = Field(default=5600, ge=1, le=65535)
     extra_args: tuple[str, ...] = ()
 
@@ -154,4 +162,6 @@ def _expected(error: ErrorDetails) -> str:
             return "a finite number"
         case "string_too_short":
             return "a name"
+        case "string_pattern_mismatch":
+            return "an address without white space"
     return error["msg"].removeprefix("Input should be ").lower()

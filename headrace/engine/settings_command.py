@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.engine.settings import Decode, Pod, Prefill
-from headrace.engine.settings_lmcache import lmcache_environment, lmcache_settings
+from headrace.engine.settings_lmcache import (
+    NESTED,
+    installed_lmcache,
+    lmcache_environment,
+    lmcache_settings,
+)
 
 # What a user may not append: it would contradict what was checked. Short forms are vLLM's.
 OWN_OPTIONS = frozenset(
@@ -69,6 +74,20 @@ def own_option(word: str) -> str | None:
     return min(found, key=lambda own: (len(own), own), default=None)
 
 
+def given(words: Sequence[str], option: str, short: str = "") -> int | None:
+    """Return the whole number that vLLM's command line gives an option, None if it gives none.
+
+    The last one counts, as for vLLM. What is no number is left to vLLM.
+    """
+    value = ""
+    for word, following in zip(words, (*words[1:], ""), strict=False):
+        name, equals, rest = word.partition("=")
+        long = name.startswith("--") and option.startswith(name.replace("_", "-")) and name != "--"
+        if long or name == short:
+            value = rest if equals else following
+    return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None
+
+
 def launch(pod: Pod, inherited: Mapping[str, str]) -> Launch:
     """Return how to start `pod`; see `settings_refusals` for what it must pass first."""
     if isinstance(pod, Prefill):
@@ -116,6 +135,7 @@ def _prefill(pod: Prefill, inherited: Mapping[str, str]) -> Launch:
             *(_unreachable(pod, inherited) if pod.nixl else ()),
             *(_NIXL_LIMITS if pod.nixl and pod.pcp > 1 else ()),
             *_PREFILL_LIMITS,
+            *_unchecked(pod),
         ),
     )
 
@@ -162,6 +182,14 @@ def _unreachable(pod: Pod, inherited: Mapping[str, str]) -> tuple[str, ...]:
         "NIXL answers at localhost only, where other pods cannot reach this one; add --nixl-host "
         f"with the pod's address, or set {_NIXL_HOST}",
     )
+
+
+def _unchecked(pod: Prefill) -> tuple[str, ...]:
+    """Return what is to be said of settings whose names nothing here can tell from a slip."""
+    names = [name for name in pod.extra if not name.startswith(f"{NESTED}.")]
+    if not names or installed_lmcache():
+        return ()
+    return (f"--set {', '.join(names)}: not checked: no lmcache is installed here",)
 
 
 _NIXL_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"

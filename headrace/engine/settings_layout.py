@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.engine.settings_command import given
 from headrace.engine.settings_plan import Plan, Refusal, unshard
 from headrace.errors import SettingsError
 
@@ -75,6 +76,12 @@ def _chunks(plan: Plan) -> Iterator[Refusal]:
     if int(plan.settings["chunk_size"]) % BLOCK:
         yield Refusal("chunk_size", f"a multiple of {BLOCK}, the tokens of a block",
                       str(plan.settings["chunk_size"]), "leave --chunk-size out")  # fmt: skip
+    block = given(plan.pod.extra_args, "--block-size")
+    if block and int(plan.settings["chunk_size"]) % block:
+        yield Refusal(
+            "--block-size", f"a divisor of chunk_size ({plan.settings['chunk_size']}), as a chunk "
+            "is copied in whole blocks", str(block), "leave --block-size out",
+        )  # fmt: skip
     if plan.pod.longest_prompt > plan.pod.max_model_len:
         yield Refusal("--longest-prompt", f"at most --max-model-len ({plan.pod.max_model_len})",
                       str(plan.pod.longest_prompt), "lower it")  # fmt: skip

@@ -26,7 +26,7 @@ from headrace.errors import SettingsError
         (("--model", "other"), "--model"),
         (("--compilation-conf.mode=3",), "--compilation-config"),
         (("-t", "4"), "-tp"),
-        (("--seed", "0", "--", "--port", "1"), "-"),
+        (("--seed", "0", "--", "--port", "1"), "--port"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.engine import settings_command
 from headrace.engine.settings import Decode, Pod, Prefill
 from headrace.engine.settings_checks import CHECKS
 from headrace.engine.settings_command import launch
@@ -70,6 +71,17 @@ def test_a_nixl_that_no_pod_can_reach_is_said(pod: Pod) -> None:
     assert _of_nixl(launch(pod, inherited).limits) == 0
     assert _of_nixl(launch(named, {}).limits) == 0
     assert _of_nixl(launch(Prefill(model="m", nixl=False), {}).limits) == 0
+
+
+def test_a_name_that_cannot_be_checked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Prefill(model="m", extra={"nope_nope": 1, "extra_config.x": 1})
+    for lmcache, notes in ((None, 1), (Path("lmcache"), 0)):
+        monkeypatch.setattr(settings_command, "installed_lmcache", lambda found=lmcache: found)
+        said = [text for text in launch(chosen, {}).limits if "no lmcache is installed" in text]
+        assert len(said) == notes
+        assert all(text.startswith("--set nope_nope: ") for text in said)
+        quiet = Prefill(model="m", extra={"extra_config.x": 1})
+        assert not any("lmcache is installed" in text for text in launch(quiet, {}).limits)
 
 
 def test_decode_says_all_that_nixl_compares() -> None:

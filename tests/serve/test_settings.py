@@ -71,6 +71,28 @@ def test_what_works_is_not_refused() -> None:
     raise_if_refused(Decode(model="m"), {})
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"port": 5600, "nixl": False},
+        {"port": 5604, "extra_args": ("--data-parallel-size=4",)},
+        {"extra_args": ("--block-size", "128")},
+        {"extra_args": ("--block-size", "48", "--block-size=64")},
+        {"extra_args": ("--block-size", "many")},
+        {"kv_cache_dtype": "fp8_ds_mla"},
+        {"resp_threads": 256},
+    ],
+    ids=str,
+)
+def test_what_is_close_to_a_refusal_is_none(change: dict[str, Any]) -> None:
+    raise_if_refused(pod(Prefill, **{"model": "m", "mla": True, **change}), {})
+
+
+def test_a_decode_pod_needs_two_ports_too() -> None:
+    with pytest.raises(SettingsError, match=r"^--nixl-port: expected another port"):
+        raise_if_refused(Decode(model="m", port=7, nixl_port=7), {})
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sharded": False}, r"remote_url: expected no \{rank\} without pcp_shard_store"),
     ({"remote_url": "resp://v-{worker}:1"}, r"remote_url: .*no placeholder but \{rank\}.*worker"),
@@ -108,6 +130,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"load_failure_policy": "recompute"}, r"--load-failure-policy: expected fail"),
     ({"extra_args": ("--pipeline_parallel_size=2",)}, r"--pipeline_parallel_size=2: "),
     ({"extra_args": ("-cc.mode=3",)}, r"-cc.mode=3: "),
+    ({"port": 5600}, r"--nixl-port: expected another port than --port \(5600\), found 5600; "),
+    (
+        {"port": 5603, "extra_args": ("-dp", "4")},
+        r"--nixl-port: expected another port than --port \(5603\), found 5600 to 5603; ",
+    ),
+    ({"nixl": False, "nixl_host": "x"}, r"--nixl-host: expected none with --no-nixl, found x; "),
+    (
+        {"extra_args": ("--block-size", "48")},
+        r"--block-size: expected a divisor of .*256.*found 48; ",
+    ),
+    ({"extra_args": ("--block_s=512",)}, r"--block-size: expected a divisor of .*256.*found 512; "),
     ({"cpu": True}, r"--pcp: expected 1 with --cpu"),
 ]
 
@@ -183,6 +216,10 @@ def test_without_latent_attention_the_first_advice_is_all_that_is_needed() -> No
         ({"resp_threads": 257}, "--resp-threads: expected at most 256, found 257"),
         ({"blocking_timeout_s": 0}, "--blocking-timeout: expected at least 1, found 0"),
         ({"nixl_backend": "ucx"}, "--nixl-backend: expected 'LIBFABRIC' or 'UCX', found 'ucx'"),
+        ({"host": ""}, "--host: expected an address without white space, found ''"),
+        ({"host": "a b"}, "--host: expected an address without white space, found 'a b'"),
+        ({"nixl_host": "a\n"}, "--nixl-host: expected an address without white space, found 'a"),
+        ({"kv_cache_dtype": "fp9"}, "--kv-cache-dtype: expected 'auto', 'float16', 'bfloat16', "),
         ({"model": ""}, "MODEL: expected a name, found ''"),
         ({"pcp": "x"}, "--pcp: expected a valid integer"),
     ],
