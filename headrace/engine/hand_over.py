@@ -13,6 +13,23 @@ from headrace.errors import ConfigurationError, MachineError
 
 ROLES = ("prefill", "decode")
 HELP = ("--help", "-h")
+# The options of the roles, written out: the modules that define them take seconds to import.
+FLAGS = frozenset(
+    {
+        "--print", "--json", "--expert-parallel", "--no-expert-parallel", "--nixl", "--no-nixl",
+        "--cpu", "--mla", "--no-mla", "--sharded", "--no-sharded", "--async-loading",
+        "--sync-loading", "--gpu-connector-v3",
+    }
+)  # fmt: skip
+VALUED = frozenset(
+    {
+        "--host", "--port", "--pcp", "--tp", "--pp", "--dcp", "--kv-cache-dtype",
+        "--max-model-len", "--mtp-tokens", "--nixl-backend", "--nixl-host", "--nixl-port",
+        "--load-failure-policy", "--remote-url", "--chunk-size", "--hash-algorithm", "--l1-gib",
+        "--longest-prompt", "--bytes-per-token", "--resp-threads", "--blocking-timeout",
+        "--lookup-timeout", "--set",
+    }
+)  # fmt: skip
 # Of difflib: a role with one letter wrong, missing, added or moved has a ratio of 0.83 or more.
 _ALIKE = 0.82
 
@@ -23,7 +40,8 @@ def hand_over(words: Sequence[str]) -> None:
     Returns if the first word is a role, or the only one asks for help.
 
     Raises:
-        ConfigurationError: the first word looks like a role and is not one, nor a folder.
+        ConfigurationError: the first word looks like a role and is not one, nor a folder, or a
+            role stands behind headrace's own options.
         MachineError: there is no vllm.
     """
     first = words[0] if words else ""
@@ -32,6 +50,7 @@ def hand_over(words: Sequence[str]) -> None:
     # An option or a path is none; nor is a name of a hub, which has its owner in it.
     if not first.startswith("-") and "/" not in first:
         _refuse_slip(first)
+    _refuse_late_role(words)
     become(("vllm", "serve", *words), {}, "run it in the image, or see headrace serve --help")
 
 
@@ -51,6 +70,27 @@ def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str
         raise MachineError(f"couldn't find '{command[0]}' in PATH; {advice}") from missing
     except OSError as failure:
         raise MachineError(f"couldn't start '{command[0]}': {failure.strerror}") from failure
+
+
+def _refuse_late_role(words: Sequence[str]) -> None:
+    """Raise ConfigurationError if a role follows headrace's options; vLLM would load it.
+
+    Of any other option nothing here knows how many words it takes, so a role behind one may be
+    its value: all of that is vLLM's.
+    """
+    rest = iter(words)
+    for word in rest:
+        if word in ROLES:
+            raise ConfigurationError(
+                f"serve: expected {word} as the first word, found it behind {words[0]}; "
+                f"write the role first, or --model {word} for a model of that name"
+            )
+        name, equals, _ = word.partition("=")
+        if name in VALUED:
+            if not equals:
+                next(rest, None)
+        elif word not in FLAGS:
+            return
 
 
 def _refuse_slip(word: str) -> None:

@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from headrace.engine.hand_over import FLAGS, HELP, VALUED
+from headrace.engine.serve import app
 
 HEADRACE = (sys.executable, "-m", "headrace.cli", "serve")
 # It says how it was started, and ends as it is told to.
@@ -47,6 +51,12 @@ def stand_in(tmp_path: Path) -> Path:
         ("--help", "--model", "NAME"),
         ("NAME", "--help"),
         ("NAME", "prefill"),
+        ("--port", "8000", "--model", "prefill"),
+        ("--port", "8000", "NAME", "decode"),
+        ("--host", "prefill"),
+        ("--served-model-name", "a", "prefill"),
+        ("--port", "8000", "./prefill"),
+        ("--print=1", "prefill"),
         ("",),
         ("code",),
         ("profile",),
@@ -98,6 +108,38 @@ def test_a_slip_in_a_role_is_one_line(stand_in: Path, word: str, role: str) -> N
         f"headrace: serve: expected prefill, decode or a model, found '{word}', which is no "
         f"folder; write {role}, or --model {word} for a model of that name\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "role"),
+    [
+        (("--port", "8000", "prefill", "MODEL"), "prefill"),
+        (("--print", "prefill", "MODEL"), "prefill"),
+        (("--port=8000", "--no-nixl", "--host", "prefill", "decode"), "decode"),
+    ],
+    ids=repr,
+)
+def test_a_role_behind_options_is_one_line(
+    stand_in: Path, words: tuple[str, ...], role: str
+) -> None:
+    ran = _serve(stand_in, *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == (
+        f"headrace: serve: expected {role} as the first word, found it behind {words[0]}; "
+        f"write the role first, or --model {role} for a model of that name\n"
+    )
+
+
+def test_the_options_written_out_are_those_of_the_roles() -> None:
+    flags: set[str] = set()
+    valued: set[str] = set()
+    for command in get_command(app).commands.values():  # type: ignore[attr-defined]
+        for option in command.params:
+            if option.param_type_name == "option":
+                names = {*option.opts, *option.secondary_opts}
+                (flags if option.is_flag else valued).update(names)
+    assert flags - {*HELP} == FLAGS
+    assert valued == VALUED
 
 
 def test_a_folder_that_looks_like_a_role_is_a_model(stand_in: Path) -> None:
