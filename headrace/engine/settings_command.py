@@ -83,7 +83,7 @@ def given(words: Sequence[str], option: str, short: str = "") -> int | None:
     for word, following in zip(words, (*words[1:], ""), strict=False):
         name, equals, rest = word.partition("=")
         long = name.startswith("--") and option.startswith(name.replace("_", "-")) and name != "--"
-        if long or name == short:
+        if long or (short and name == short):
             value = rest if equals else following
     return int(value) if value.isascii() and value.isdecimal() and len(value) < 10 else None
 

@@ -114,7 +114,7 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
             )
         if not _KEY.fullmatch(key):
             raise SettingsError(
-                f"--set {text!r}: expected a KEY of letters, digits, _ and dots, found {key!r}; "
+                f"--set: expected a KEY of letters, digits, _ and dots between, found {key!r}; "
                 "for example --set cache_policy=LFU"
             )
         if key in parsed:

@@ -79,6 +79,7 @@ def test_what_works_is_not_refused() -> None:
         {"extra_args": ("--block-size", "128")},
         {"extra_args": ("--block-size", "48", "--block-size=64")},
         {"extra_args": ("--block-size", "many")},
+        {"extra_args": ("--chat-template", "", "48")},
         {"kv_cache_dtype": "fp8_ds_mla"},
         {"resp_threads": 256},
     ],
@@ -244,8 +245,11 @@ def test_assignments() -> None:
     with pytest.raises(SettingsError, match="found two"):
         parse_assignments(["a=1", "a=2"])
     for key in ("x;touch pwned;y", "A B", "a\n", "a.", ".a", "a..b", "a-b", "ä", "$x"):
-        with pytest.raises(SettingsError, match="expected a KEY of letters, digits, _ and dots"):
-            parse_assignments([f"{key}=1"])
+        with pytest.raises(
+            SettingsError, match="expected a KEY of letters, digits, _ and"
+        ) as refused:
+            parse_assignments([f"{key}=hunter2"])
+        assert "hunter2" not in str(refused.value)
     with pytest.raises(SettingsError, match=r"write --set extra_config\.NAME"):
         lmcache_settings(Prefill(model="m", extra={"extra_config": {}}))
 
