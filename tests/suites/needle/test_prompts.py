@@ -65,7 +65,17 @@ def test_the_plan_has_a_needle_for_every_rank_border_and_seam() -> None:
     assert names[:6] == [f"{n}-at-{d}" for n in (700, 1500) for d in (0, 50, 100)]
     assert names[-5:] == ["rank-0", "rank-1", "rank-2", "rank-3", "border"]
     assert seam_lengths(Options("http://u")) == [255, 256, 257, 2047, 2048, 2049]
-    assert seam_lengths(Options("http://u", ranks=2)) == [255, 256, 257, 511, 512, 513, 2047, 2048, 2049]
+    assert seam_lengths(Options("http://u", ranks=2)) == [
+        255,
+        256,
+        257,
+        511,
+        512,
+        513,
+        2047,
+        2048,
+        2049,
+    ]
     assert rounds(OPTIONS) % CHUNK, "the last chunk is a part of one"
 
 
