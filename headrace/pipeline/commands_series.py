@@ -6,9 +6,10 @@ import functools
 from typing import Annotated
 
 import typer
+from packaging.version import InvalidVersion, Version
 
 from headrace.console import say
-from headrace.errors import SeriesError
+from headrace.errors import ConfigurationError, SeriesError
 from headrace.pipeline import sources, wheels
 from headrace.pipeline.check import check as find_problems
 from headrace.pipeline.edit import edit as open_series
@@ -88,6 +89,7 @@ def rebase(
     as_json: Json = False,
 ) -> None:
     """Say of each patch whether a new release takes it, has it, or conflicts; change nothing."""
+    _require_version(to)
     layout = Layout.find()
     with build_lock(layout):
         pin = _fetch(layout, project)
@@ -100,6 +102,15 @@ def rebase(
     for verdict in verdicts:
         say(str(verdict))
     emit(verdicts, as_json)
+
+
+def _require_version(text: str) -> None:
+    try:
+        Version(text)
+    except InvalidVersion as wrong:
+        raise ConfigurationError(
+            f"--to: expected a version such as 0.5.6, found '{text}'"
+        ) from wrong
 
 
 def _fetch(layout: Layout, project: str) -> Pin:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import MachineError, SourceError
+from headrace.errors import ConfigurationError, MachineError, SourceError
+from headrace.pipeline import commands_series
 from headrace.pipeline import rebase as stage
+from headrace.pipeline.layout import Layout
 from headrace.pipeline.patchfile import PatchFile
+from headrace.pipeline.pins import Pin
 from headrace.pipeline.problem import ProblemsError
 from headrace.pipeline.rebase import rebase
 from headrace.pipeline.verdict import Verdict
@@ -210,3 +213,16 @@ def test_an_old_git_is_named(
     monkeypatch.setattr(stage, "git_version", lambda: (2, 30))
     with pytest.raises(MachineError, match=r"expected 2.38 or newer .*, found 2.30"):
         judge(checkout, new)
+
+
+@pytest.mark.parametrize("text", ["abc", "", "../x"])
+def test_what_is_no_version_is_refused_before_anything_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def fetch(layout: Layout, project: str) -> Pin:
+        raise AssertionError("nothing to fetch for it")
+
+    monkeypatch.setattr(commands_series, "_fetch", fetch)
+    with pytest.raises(ConfigurationError) as stop:
+        commands_series.rebase("lmcache", to=text)
+    assert str(stop.value) == f"--to: expected a version such as 0.5.6, found '{text}'"
