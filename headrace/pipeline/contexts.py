@@ -21,6 +21,7 @@ from headrace.errors import ConfigurationError, ImageError
 from headrace.pipeline.debian import RUNTIME_PACKAGES, TOOL_PACKAGES, debs_folder
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
+from headrace.pipeline.textfile import read_utf8
 
 LOCK_LINE = re.compile(r"([A-Za-z0-9._-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*")
 # One image layer each, what changes least first.
@@ -50,7 +51,7 @@ def read_requirements(path: Path) -> list[Requirement]:
         ConfigurationError: it is missing, or an entry has another form or no hash.
     """
     try:
-        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        text = read_utf8(path).replace("\\\n", " ")
     except FileNotFoundError as missing:
         raise ConfigurationError(
             f"{path}: expected the lock of this flavor, found no file; "

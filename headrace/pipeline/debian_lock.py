@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from headrace.errors import ConfigurationError, MachineError
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.textfile import read_utf8
 
 SUITE = "bookworm"
 LOCK_COMMAND = "python build.py lock debian"
@@ -89,7 +90,7 @@ def read_lock(path: Path) -> DebianLock:
         ConfigurationError: it is missing or malformed; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_utf8(path).splitlines()
     except FileNotFoundError as missing:
         raise ConfigurationError(
             f"{path}: expected the Debian lock, found no file; run `{LOCK_COMMAND}`"

@@ -18,6 +18,7 @@ from headrace.pipeline import index, sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.pins import load_pins, require_flavor
+from headrace.pipeline.textfile import read_utf8
 
 PYTHON = "3.11"
 # Debian 12, on which the image stands, has glibc 2.36; the wheels must not ask for a newer one.
@@ -38,7 +39,7 @@ def lock_python(layout: Layout) -> list[Path]:
 
 def _compile(layout: Layout, name: str, constraints: Path | None) -> Path:
     wanted = layout.build / "lock" / f"{name}.in"
-    lines = (layout.locks / f"{name}.in").read_text(encoding="utf-8")
+    lines = read_utf8(layout.locks / f"{name}.in")
     write_atomically(wanted, lines + "\n".join(lmcache_requirements(layout)) + "\n")
     target = layout.locks / f"{name}.txt"
     resolved = layout.build / "lock" / f"{name}.txt"
@@ -128,7 +129,7 @@ def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
 
 def _drop_strangers(folder: Path, lock: Path) -> None:
     hashes = {
-        word.split(":", 1)[1] for word in lock.read_text().split() if word.startswith("--hash=")
+        word.split(":", 1)[1] for word in read_utf8(lock).split() if word.startswith("--hash=")
     }
     for path in folder.iterdir():
         if path.is_dir():

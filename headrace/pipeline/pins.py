@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from headrace.errors import ConfigurationError
+from headrace.pipeline.textfile import read_utf8
 
 Kind = Literal["pypi sdist", "pypi wheel", "pytorch cpu", "debian suite"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
@@ -138,11 +139,11 @@ def load_pins(path: Path) -> Pins:
     """Read and validate a pins file.
 
     Raises:
-        ConfigurationError: it is missing, not TOML, or a pin breaks a rule; the message names
-            the file, the line and the field.
+        ConfigurationError: it is missing, not UTF-8, not TOML, or a pin breaks a rule; the message
+            names the file, the line and the field.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_utf8(path)
         tables = tomllib.loads(text)
     except FileNotFoundError as missing:
         raise ConfigurationError(

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from headrace.errors import ConfigurationError
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import Pin, load_pins
+from headrace.pipeline.textfile import read_utf8
 
 RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 
@@ -136,7 +137,7 @@ def exclusions(layout: Layout) -> dict[str, str]:
     found: dict[str, str] = {}
     reason: list[str] = []
     fresh = True
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_utf8(path).splitlines():
         if line.startswith("#"):
             reason = [*([] if fresh else reason), line.removeprefix("#").strip()]
             fresh = False

@@ -138,3 +138,9 @@ def test_requirements_are_sorted_by_name() -> None:
     wheels = {Path("b-1-py3-none-any.whl"): SHA, Path("a-1-py3-none-any.whl"): SHA}
     text = format_requirements(wheels)
     assert [line.split("==")[0] for line in text.splitlines()] == ["a", "b"]
+
+
+def test_a_lock_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "cpu.txt").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigurationError, match=r"cpu\.txt:1: expected UTF-8, found byte 0xe9"):
+        read_requirements(tmp_path / "cpu.txt")

@@ -335,3 +335,9 @@ def test_another_base_is_refused(status: str, named: str) -> None:
     one = Deb("base", "one", "1.0", "all", SHA, 1, "pool/o.deb")
     with pytest.raises(ImageError, match=f"found a difference in {named}"):
         require_locked(status, [one])
+
+
+def test_a_lock_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_bytes(HEAD.encode() + b"\xff" + LINE.encode())
+    with pytest.raises(ConfigurationError, match=r"lock\.txt:3: expected UTF-8, found byte 0xff"):
+        read_lock(tmp_path / "lock.txt")

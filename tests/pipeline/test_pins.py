@@ -95,3 +95,10 @@ def test_a_file_without_pins_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"pins.toml: expected the pins"):
         load_pins(tmp_path / "pins.toml")
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "pins.toml"
+    path.write_bytes(b"# first\n" + GOOD.encode().replace(b'"MIT"', b'"M\xefT"'))
+    with pytest.raises(ConfigurationError, match=r"pins\.toml:9: expected UTF-8, found byte 0xef"):
+        load_pins(path)
