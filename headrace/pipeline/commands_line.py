@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from headrace.console import say
-from headrace.errors import ConfigurationError, SeriesError
+from headrace.errors import SeriesError
 from headrace.pipeline import debian, lockfiles, sources
 from headrace.pipeline import image as images
 from headrace.pipeline import upstream as suites
@@ -21,6 +21,7 @@ from headrace.pipeline.pins import require_flavor
 from headrace.pipeline.publish import publish as push
 from headrace.pipeline.report import load_report, refuse_unless_publishable, report_path
 from headrace.pipeline.reproduce import reproduce as build_twice
+from headrace.pipeline.target import require_image
 from headrace.pipeline.verify import prove, require_green
 from headrace.pipeline.wheels_sm103 import build_sm103
 
@@ -54,7 +55,7 @@ def wheels(
 
 def image(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = False) -> None:
     """Build the image of a flavor as an OCI layout, build/image/FLAVOR/."""
-    _require_image(flavor)
+    require_image(flavor)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
@@ -90,7 +91,7 @@ def publish(
 
 def build(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = False) -> None:
     """All of the line up to a verified image; a second run with nothing new does nothing."""
-    _require_image(flavor)
+    require_image(flavor)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
@@ -133,7 +134,7 @@ def lock(
 
 def reproduce(flavor: Flavor = "cpu", as_json: Json = False) -> None:
     """Build wheels and image a second time, without any cache, and compare every byte."""
-    _require_image(flavor)
+    require_image(flavor)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
@@ -162,15 +163,6 @@ def upstream(
         report = suites.run_upstream(layout, scope=scope, site=site)
     emit(report.as_json(), as_json)
     report.require_green()
-
-
-def _require_image(flavor: str) -> None:
-    require_flavor(flavor)
-    if flavor != "cpu":
-        raise ConfigurationError(
-            f"--flavor: expected cpu, found '{flavor}': this release has no image of it, only "
-            f"FlashInfer's wheel; run `python build.py wheels --flavor {flavor}`"
-        )
 
 
 def _fetch(layout: Layout, flavor: str | None) -> list[Path]:

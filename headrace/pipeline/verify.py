@@ -28,6 +28,7 @@ from headrace.pipeline.layout import Layout
 from headrace.pipeline.proofs import CHECKS
 from headrace.pipeline.report import report_path, save_report
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
+from headrace.pipeline.target import require_target
 
 # The words after `headrace` that run a suite in the image of a digest. It writes results.jsonl and
 # junit.xml to /report.
@@ -70,6 +71,7 @@ def verify(layout: Layout, target: str) -> Report:
 
     Raises:
         VerificationError: a part is red or void; the message names the first one and the report.
+        ConfigurationError: the flavor has no image, or the name cannot be one.
         ImageError: there is no such image.
         MachineError: there is no daemon.
     """
@@ -88,6 +90,7 @@ def require_green(layout: Layout, report: Report) -> None:
 
 def prove(layout: Layout, target: str) -> Report:
     """Do what `verify` does, and return the report whatever its verdict is."""
+    require_target(layout, target)
     started, clock = datetime.now(UTC), time.monotonic()
     with ensure_daemon(layout), subject_of(layout, target) as subject:
         checks = run_checks(subject, CHECKS)

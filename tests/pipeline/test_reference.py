@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from headrace.errors import PublishError
+from headrace.errors import ConfigurationError, ImageError, PublishError
+from headrace.pipeline import verify
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.publish import publish
 from headrace.pipeline.reference import parse_reference
+from headrace.pipeline.target import require_target
 
 DIGEST = "sha256:" + "1" * 64
 
@@ -61,3 +68,40 @@ def test_bad_names_are_refused_in_one_line(text: str, message: str) -> None:
         parse_reference(text)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(f"--to {text}: expected HOST[:PORT]/REPOSITORY:TAG")
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("sm103", "--flavor: expected cpu, found 'sm103': this release has no image of it"),
+        ("nope", "expected a flavor (cpu) or an image's name with its tag or digest, found 'nope'"),
+        ("", "expected a flavor (cpu) or an image's name with its tag or digest, found ''"),
+        ("--x/y:1", "expected a flavor (cpu) or an image's name"),
+        ("@sha256:" + "a" * 64, "expected a flavor (cpu) or an image's name"),
+        ("foo@sha256:123", "64 hexadecimal digits after 'foo@', found 'sha256:123'"),
+        ("foo@", "64 hexadecimal digits after 'foo@', found ''"),
+        ("cpu", "expected a built image, found none; run `python build.py image`"),
+    ],
+)
+def test_what_cannot_be_an_image_is_refused_before_a_daemon_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, complaint: str
+) -> None:
+    def start(layout: Layout) -> Iterator[None]:
+        raise AssertionError("a daemon for nothing")
+
+    monkeypatch.setattr(verify, "ensure_daemon", start)
+    with pytest.raises((ConfigurationError, ImageError)) as refused:
+        verify.prove(Layout(tmp_path), target)
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "target", ["toy:1", "host/toy", "[::1]:5000/toy", "toy@sha256:" + "a" * 64, "sha256:12ab"]
+)
+def test_a_name_that_a_daemon_may_know_passes(tmp_path: Path, target: str) -> None:
+    require_target(Layout(tmp_path), target)
+
+
+def test_a_flavor_without_an_image_is_not_published(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="this release has no image of it"):
+        publish(Layout(tmp_path), "sm103", "127.0.0.1:1/headrace:1")
