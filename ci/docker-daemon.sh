@@ -32,6 +32,8 @@ start() {
         exit 1
     }
     mkdir -p "$run" "$data"
+    # A build that starts it marks it as its own afterwards, and stops it in the end.
+    rm -f "$run/started-by-a-build"
     # The containerd image store exports OCI images; the registry is a test's, on loopback.
     cat > "$run/daemon.json" <<EOF
 {"features": {"containerd-snapshotter": true}, "insecure-registries": ["127.0.0.0/8"]}

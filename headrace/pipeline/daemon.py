@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from headrace.console import call, say
 from headrace.errors import MachineError
+from headrace.pipeline.daemon_users import named_in_use, run_folder, used
 from headrace.pipeline.layout import Layout
 
 # A daemon that hangs must not hang the build.
@@ -39,33 +40,42 @@ def ensure_daemon(layout: Layout) -> Iterator[Daemon]:
     """Yield a usable daemon; within the block, DOCKER_HOST leads every child process to it.
 
     One that answers is used as it is. Otherwise root on Linux gets one from ci/docker-daemon.sh,
-    which is stopped at the end, because this block started it.
+    which other builds of this machine may use too: the last of them stops it.
 
     Raises:
         MachineError: docker or buildx is missing, a daemon answers that cannot export OCI images,
             or none answers and none can be started.
     """
-    found = probe()
-    if found is not None:
-        yield found
-        return
+    with named_in_use(os.environ.get("DOCKER_HOST", "")):
+        found = probe()
+        if found is not None:
+            yield found
+            return
     script = layout.root / "ci" / "docker-daemon.sh"
     _require_startable()
-    # One that an earlier command started, or another build is using, is not ours to stop.
-    ours = subprocess.run([script, "status"], timeout=PATIENCE, check=False).returncode != 0
-    # The script prints a line for a shell to evaluate: export DOCKER_HOST=unix://…
-    printed = call([script, "start"], error=MachineError, timeout=PATIENCE * 2)
-    os.environ["DOCKER_HOST"] = printed.strip().removeprefix("export DOCKER_HOST=")
-    try:
-        started = probe()
-        if started is None:
-            raise MachineError(f"{script}: expected the daemon it started to answer, found silence")
-        yield started
-    finally:
-        # It was not set, or `probe` would have raised.
-        del os.environ["DOCKER_HOST"]
-        if ours:
-            call([script, "stop"], error=MachineError, timeout=PATIENCE * 2)
+
+    def start() -> bool:
+        """Start it if it does not answer, and lead every child process to it."""
+        status = subprocess.run([script, "status"], timeout=PATIENCE, check=False)
+        # The script prints a line for a shell to evaluate: export DOCKER_HOST=unix://…
+        printed = call([script, "start"], error=MachineError, timeout=PATIENCE * 2)
+        os.environ["DOCKER_HOST"] = printed.strip().removeprefix("export DOCKER_HOST=")
+        return status.returncode != 0
+
+    def stop() -> None:
+        call([script, "stop"], error=MachineError, timeout=PATIENCE * 2)
+
+    with used(run_folder(), start, stop):
+        try:
+            started = probe()
+            if started is None:
+                raise MachineError(
+                    f"{script}: expected the daemon it started to answer, found silence"
+                )
+            yield started
+        finally:
+            # It was not set, or the first `probe` would have raised.
+            del os.environ["DOCKER_HOST"]
 
 
 def probe() -> Daemon | None:

@@ -13,6 +13,7 @@ import pytest
 from headrace.errors import MachineError
 from headrace.pipeline import daemon
 from headrace.pipeline.daemon import Daemon, ensure_daemon, exports_oci, probe
+from headrace.pipeline.daemon_users import STARTED_BY_A_BUILD
 from headrace.pipeline.layout import Layout
 
 CHECKOUT = Layout.find()
@@ -46,15 +47,20 @@ def docker(info: object, *, buildx: int = 0, status: int = 0) -> str:
     )
 
 
+def socket_of(tmp_path: Path) -> str:
+    return f"unix://{tmp_path}/run/docker.sock"
+
+
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     """A checkout whose daemon script only notes what it was asked."""
+    monkeypatch.setenv("HEADRACE_DOCKER_RUN", str(tmp_path / "run"))
     script = tmp_path / "checkout/ci/docker-daemon.sh"
     script.parent.mkdir(parents=True)
     script.write_text(
         f"#!/bin/sh\necho $1 >> {tmp_path}/asked\ncase $1 in\n"
         f"status) [ -e {tmp_path}/running ] ;;\n"
-        f"start) touch {tmp_path}/running; echo export DOCKER_HOST=unix:///our/socket ;;\n"
+        f"start) touch {tmp_path}/running; echo export DOCKER_HOST={socket_of(tmp_path)} ;;\n"
         f"stop) rm {tmp_path}/running ;;\nesac\n"
     )
     script.chmod(0o755)
@@ -73,12 +79,12 @@ def test_a_daemon_that_answers_is_used_and_left_alone(tool: MakeTool, layout: La
     assert asked(layout) == []
 
 
-def answers_only_ours(tool: MakeTool) -> None:
+def answers_only_ours(tool: MakeTool, layout: Layout) -> None:
     silent = json.dumps({"ServerVersion": "", "ServerErrors": ["no daemon"]})
     ours = json.dumps(STORE)
     tool(
         "docker",
-        'if [ "$1" = info ] && [ "$DOCKER_HOST" != unix:///our/socket ]; then\n'
+        f'if [ "$1" = info ] && [ "$DOCKER_HOST" != {socket_of(layout.root.parent)} ]; then\n'
         f"echo '{silent}'; exit 1\nfi\necho '{ours}'",
     )
     tool("dockerd", "exit 1")
@@ -87,20 +93,20 @@ def answers_only_ours(tool: MakeTool) -> None:
 def test_none_that_answers_starts_one_and_stops_it(
     tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers_only_ours(tool)
+    answers_only_ours(tool, layout)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(ZeroDivisionError), ensure_daemon(layout) as found:
-        assert found.host == "unix:///our/socket"
-        assert os.environ["DOCKER_HOST"] == "unix:///our/socket"
+        assert found.host == socket_of(layout.root.parent)
+        assert os.environ["DOCKER_HOST"] == found.host
         raise ZeroDivisionError
     assert "DOCKER_HOST" not in os.environ
     assert asked(layout) == ["status", "start", "stop"]
 
 
-def test_one_that_another_build_started_is_not_stopped(
+def test_one_that_a_person_started_is_not_stopped(
     tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers_only_ours(tool)
+    answers_only_ours(tool, layout)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (layout.root.parent / "running").touch()
     with ensure_daemon(layout):
@@ -108,10 +114,57 @@ def test_one_that_another_build_started_is_not_stopped(
     assert asked(layout) == ["status", "start"]
 
 
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_of_two_builds_the_last_one_stops_the_daemon(
+    tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch, first_out: int
+) -> None:
+    answers_only_ours(tool, layout)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    builds = [ensure_daemon(layout), ensure_daemon(layout)]
+    for build in builds:
+        # As another process it does not know the variable that the first one set.
+        monkeypatch.delenv("DOCKER_HOST", raising=False)
+        build.__enter__()
+    builds[first_out].__exit__(None, None, None)
+    assert asked(layout) == ["status", "start", "status", "start"]
+    monkeypatch.setenv("DOCKER_HOST", socket_of(layout.root.parent))
+    builds[1 - first_out].__exit__(None, None, None)
+    assert asked(layout)[4:] == ["stop"]
+
+
+def test_a_build_that_is_led_to_the_daemon_keeps_it_running(
+    tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers_only_ours(tool, layout)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with ensure_daemon(layout):
+        led = ensure_daemon(layout)
+        led.__enter__()
+    assert asked(layout) == ["status", "start"]
+    led.__exit__(None, None, None)
+    with ensure_daemon(layout):
+        pass
+    assert asked(layout)[2:] == ["status", "start", "stop"]
+
+
+def test_what_a_killed_build_left_is_stopped_by_the_next(
+    tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers_only_ours(tool, layout)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (layout.root.parent / "running").touch()
+    (layout.root.parent / "run").mkdir()
+    (layout.root.parent / "run" / STARTED_BY_A_BUILD).touch()
+    with ensure_daemon(layout):
+        pass
+    assert asked(layout) == ["status", "start", "stop"]
+    assert not (layout.root.parent / "run" / STARTED_BY_A_BUILD).exists()
+
+
 def test_only_root_has_one_started(
     tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers_only_ours(tool)
+    answers_only_ours(tool, layout)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(MachineError, match="only root on Linux"), ensure_daemon(layout):
         pass
@@ -180,6 +233,9 @@ def test_the_daemon_script_starts_waits_and_stops(tool: MakeTool, tmp_path: Path
         f'test "$2" = unix://{tmp_path}/run/docker.sock && test -s {tmp_path}/run/dockerd.pid',
     )
     tool("dockerd", f"echo $$ > {tmp_path}/run/dockerd.pid; exec sleep 60")
+    mark = tmp_path / "run" / STARTED_BY_A_BUILD
+    mark.parent.mkdir()
+    mark.touch()
     settings = {
         "HEADRACE_DOCKER_RUN": f"{tmp_path}/run",
         "HEADRACE_DOCKER_DATA": f"{tmp_path}/data",
@@ -190,6 +246,7 @@ def test_the_daemon_script_starts_waits_and_stops(tool: MakeTool, tmp_path: Path
     )  # fmt: skip
     pid = int((tmp_path / "run/dockerd.pid").read_text())
     os.kill(pid, 0)
+    assert not mark.exists(), "no build would leave a person's daemon alone"
     features = json.loads((tmp_path / "run/daemon.json").read_text())["features"]
     assert features == {"containerd-snapshotter": True}
     assert run("docker-daemon.sh", "stop", **settings).returncode == 0
