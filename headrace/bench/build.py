@@ -15,6 +15,7 @@ from headrace.suites.missing_key.case import Endpoint
 
 _START_SECONDS = 240.0
 _ANSWER_SECONDS = 180.0
+_BUILD = ".venv/bin/python build.py wheels"
 
 
 class Build:
@@ -87,5 +88,5 @@ def require_lmcache(name: str, site: Path) -> None:
     if not list((site / "lmcache").glob("lmcache_redis*.so")):
         raise ConfigurationError(
             f"--{name} {site}: expected a folder with lmcache/lmcache_redis*.so, found none; "
-            "build it with make wheels"
+            f"build it with `{_BUILD}{' --stock' if name == 'stock' else ''}`"
         )

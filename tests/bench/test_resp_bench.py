@@ -170,7 +170,9 @@ def test_a_folder_without_a_client_is_refused(tmp_path: Path) -> None:
         "bench", "resp", "--stock", tmp_path, "--patched", tmp_path, "--out", tmp_path / "out"
     )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"headrace: --stock {tmp_path}: expected")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"headrace: --stock {tmp_path}: expected")
+    assert last.endswith("build it with `.venv/bin/python build.py wheels --stock`")
     assert not (tmp_path / "out" / "bench.json").exists()
 
 

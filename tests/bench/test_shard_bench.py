@@ -51,8 +51,8 @@ def test_the_table_shows_both_builds() -> None:
         assert shown in cells
 
 
-@pytest.mark.parametrize("option", ["--stock", "--patched"])
-def test_a_folder_without_lmcache_is_one_line(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(("option", "stage"), [("--stock", " --stock"), ("--patched", "")])
+def test_a_folder_without_lmcache_is_one_line(tmp_path: Path, option: str, stage: str) -> None:
     done = headrace(
         "bench", "shard", "--quick", "--out", tmp_path / "out",
         "--stock", site("stock"), "--patched", site("patched"), option, tmp_path,
@@ -60,7 +60,7 @@ def test_a_folder_without_lmcache_is_one_line(tmp_path: Path, option: str) -> No
     assert done.returncode == 2
     assert done.stderr == (
         f"headrace: {option} {tmp_path}: expected a folder with lmcache/lmcache_redis*.so, "
-        "found none; build it with make wheels\n"
+        f"found none; build it with `.venv/bin/python build.py wheels{stage}`\n"
     )
     assert not (tmp_path / "out").exists()
 
