@@ -21,6 +21,8 @@ _Patched = Annotated[
 _AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON instead of the table.")]
 _STOCK = Path("build/site/stock")
 _PATCHED = Path("build/site/patched")
+_STOCK_TREE = Path("build/sources/flashinfer-0.7.0.post1")
+_PATCHED_TREE = Path("build/patched/flashinfer-0.7.0.post1")
 _COLUMNS = ("", "stock", "patched", "patched / stock")
 
 
@@ -90,10 +92,10 @@ def bench_shard(
 def bench_kernel(
     stock: Annotated[
         Path, typer.Option(metavar="TREE", help="The pinned FlashInfer, unpacked.")
-    ] = Path("build/sources/flashinfer-0.7.0.post1"),
+    ] = _STOCK_TREE,
     patched: Annotated[
         Path, typer.Option(metavar="TREE", help="The same with the series applied.")
-    ] = Path("build/patched/flashinfer-0.7.0.post1"),
+    ] = _PATCHED_TREE,
     nvcc: Annotated[
         Path | None, typer.Option(help="The compiler; default: CUDA_HOME, PATH, build/gate.")
     ] = None,
@@ -113,10 +115,15 @@ def bench_kernel(
     from headrace.bench.kernel import compare_kernels
     from headrace.bench.kernel_plan import QUICK_KERNEL, KernelPlan
     from headrace.bench.kernel_result import TABLE_HEAD, kernel_table_rows, raise_unless_same_bits
+    from headrace.bench.kernel_source import activation_text
 
     def step(what: str) -> None:
         say(f"{what} ...")
 
+    # Who named a tree hears of that first; what only was not built yet matters once there is a GPU.
+    for tree, usual in ((stock, _STOCK_TREE), (patched, _PATCHED_TREE)):
+        if tree != usual:
+            activation_text(tree)
     plan = QUICK_KERNEL if quick else KernelPlan()
     result = compare_kernels(stock, patched, plan, out, step, nvcc=nvcc)
     say(f"{result.device}: its own copy reads and writes {result.copy_tbs:.2f} TB/s")

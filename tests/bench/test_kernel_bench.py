@@ -34,7 +34,7 @@ from headrace.bench.kernel_result import (
     raise_unless_same_bits,
     read_row,
 )
-from headrace.errors import MachineError, SuiteFailedError, SuiteVoidError
+from headrace.errors import ConfigurationError, MachineError, SuiteFailedError, SuiteVoidError
 from tests.suites.sites import headrace
 
 B300 = Device("NVIDIA B300", "103a", 126 << 20, 288 << 30)
@@ -117,6 +117,16 @@ def test_without_a_driver_it_says_so_in_one_line() -> None:
     assert done.returncode == MachineError.exit_code
     (line,) = done.stderr.splitlines()
     assert "needs an NVIDIA GPU" in line and "found no driver" in line
+
+
+@pytest.mark.parametrize("option", ["--stock", "--patched"])
+def test_a_named_tree_that_is_not_there_is_told_before_the_missing_gpu(
+    tmp_path: Path, option: str
+) -> None:
+    done = headrace("bench", "kernel", option, tmp_path / "nope", "--out", tmp_path / "out")
+    assert done.returncode == ConfigurationError.exit_code
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"headrace: {tmp_path}/nope/") and "FlashInfer's kernels" in line
 
 
 @pytest.fixture(scope="module")
