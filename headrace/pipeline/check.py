@@ -103,6 +103,7 @@ def _pins_problem(layout: Layout, said: str) -> Problem:
 def _archives(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
     where = layout.pins.relative_to(layout.root).as_posix()
     run = "`python build.py fetch`, which fetches it again"
+    again = f"`python build.py check` again once {where} is corrected"
     problems = []
     for pin in pins.of_flavor(flavor) if flavor else pins.projects.values():
         archive = archive_path(layout, pin)
@@ -110,10 +111,13 @@ def _archives(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
             continue
         name = archive.relative_to(layout.root)
         size = archive.stat().st_size
+        found = hash_file(archive)
         if size != pin.size:
             line = line_of(layout.pins, pin.id, "size")
-            problems.append(Problem(where, line, f"{name} of {pin.size} bytes", f"{size}", run))
-        elif (found := hash_file(archive)) != pin.sha256:
+            # With the right hash it is the pin that is wrong, and fetching changes nothing.
+            cure = again if found == pin.sha256 else run
+            problems.append(Problem(where, line, f"{name} of {pin.size} bytes", f"{size}", cure))
+        elif found != pin.sha256:
             line = line_of(layout.pins, pin.id, "sha256")
             wanted = f"sha256 {pin.sha256} of {name}"
             problems.append(Problem(where, line, wanted, found, run))

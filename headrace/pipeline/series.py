@@ -82,6 +82,8 @@ def load_series(layout: Layout, project: str) -> tuple[Series, list[Problem]]:
         if not _ENTRY.fullmatch(line):
             wanted = "the name of a patch file beside this one"
             problems.append(Problem(where, number, wanted, repr(line), run))
+        elif (path.parent / line).is_symlink():
+            problems.append(Problem(where, number, f"a file {line}", "a symbolic link", run))
         elif not (path.parent / line).is_file():
             problems.append(Problem(where, number, f"a file {line}", "none", run))
         else:

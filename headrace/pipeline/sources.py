@@ -50,6 +50,7 @@ def fetch(layout: Layout, flavor: str | None = None) -> list[Path]:
         The archives, in pin order.
 
     Raises:
+        ConfigurationError: a pin's size is not that of the file with its hash.
         SourceError: a file cannot be found, does not match, or is unsafe to unpack.
         MachineError: the network is away or the disk is full.
     """
@@ -114,14 +115,26 @@ def _fetch_archive(layout: Layout, pin: Pin) -> Path:
     if path.exists():
         found = hash_file(path)
         if found == pin.sha256:
+            _require_size(layout, pin, path)
             return path
         path.unlink()
         say(f"{path}: expected sha256 {pin.sha256}, found {found}; deleted, fetching it again")
     link = _find(layout, pin)
     with download_bar() as bar:
         found = _download(link, path, bar, expected=pin)
+    _require_size(layout, pin, path)
     say(f"{pin.file}: sha256 {found[:16]}… matches its pin")
     return path
+
+
+def _require_size(layout: Layout, pin: Pin, path: Path) -> None:
+    """Raise ConfigurationError if the pin's size is not that of the file with the pin's hash."""
+    size = path.stat().st_size
+    if size != pin.size:
+        raise ConfigurationError(
+            f"{layout.pins}: [{pin.id}] size: expected {size}, as {pin.file} with this sha256 has, "
+            f"found {pin.size}; correct the pin"
+        )
 
 
 def _find(layout: Layout, pin: Pin) -> Link:

@@ -31,6 +31,11 @@ def found(checkout: Checkout) -> list[str]:
     return [str(problem) for problem in check(checkout.layout)]
 
 
+def link_first_patch(checkout: Checkout) -> None:
+    path = checkout.folder / "first.patch"
+    path.symlink_to(path.rename(checkout.layout.root / "elsewhere.patch"))
+
+
 def test_a_good_checkout_has_no_problem(good: Checkout) -> None:
     assert found(good) == []
     assert check(good.layout, "cpu") == []
@@ -125,6 +130,18 @@ def test_another_flavor_is_named(good: Checkout) -> None:
             f"pins.toml:6: expected build/sources/archives/toy-1.0.tar.gz of {len(ARCHIVE)} bytes, "
             "found 5; run `python build.py fetch`, which fetches it again",
             id="another size",
+        ),
+        pytest.param(
+            lambda c: c.pins(PINS.replace(f"size = {len(ARCHIVE)}", "size = 7")),
+            "pins.toml:6: expected build/sources/archives/toy-1.0.tar.gz of 7 bytes, found "
+            f"{len(ARCHIVE)}; run `python build.py check` again once pins.toml is corrected",
+            id="another size in the pin",
+        ),
+        pytest.param(
+            link_first_patch,
+            "patches/toy/series:2: expected a file first.patch, found a symbolic link; "
+            "run `python build.py refresh toy` or correct patches/toy/series",
+            id="a link",
         ),
         pytest.param(
             lambda c: c.pins(PINS.replace('["cpu"]', '["gpu"]')),

@@ -94,6 +94,22 @@ def test_a_file_that_does_not_match_is_deleted_and_named(tmp_path: Path, served:
     assert [p for p in layout.sources.rglob("*") if p.is_file()] == []
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_size_that_the_pinned_file_does_not_have_is_named(
+    tmp_path: Path, served: Path, there: bool
+) -> None:
+    archive = (served / FILE).read_bytes()
+    layout = checkout(tmp_path, archive)
+    if there:
+        sources.fetch(layout)
+        (served / FILE).unlink()
+    text = layout.pins.read_text()
+    layout.pins.write_text(text.replace(f"size = {len(archive)}", "size = 7"))
+    wanted = rf"pins\.toml: \[demo\] size: expected {len(archive)}, as {FILE} .* found 7; correct"
+    with pytest.raises(ConfigurationError, match=wanted):
+        sources.fetch(layout)
+
+
 def test_a_damaged_archive_on_disk_is_fetched_again(tmp_path: Path, served: Path) -> None:
     layout = checkout(tmp_path, (served / FILE).read_bytes())
     (archive,) = sources.fetch(layout)
