@@ -72,7 +72,7 @@ def missing_key(
     """Prove that a missing key is a miss, and that every other reply leaves the client usable.
 
     Ends with 0 if every case is green, 11 if one is red, 12 if one could not be run,
-    13 if the named server cannot be used, 2 for a bad option.
+    10 if there is no LMCache, 13 if the named server cannot be used, 2 for a bad option.
     """
     from rich.console import Console
 

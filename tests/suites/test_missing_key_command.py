@@ -14,9 +14,10 @@ from headrace.errors import EndpointError, MachineError
 from headrace.suites.missing_key import run
 from headrace.suites.missing_key.case import Endpoint
 from headrace.suites.missing_key.catalogue import groups
+from headrace.suites.missing_key.group import NO_LMCACHE
 from headrace.suites.missing_key.run import Options, run_suite
 from headrace.suites.valkey_server import ValkeyServer
-from tests.suites.sites import headrace, start
+from tests.suites.sites import ROOT, headrace, start
 
 
 def one_line(text: str) -> str:
@@ -86,7 +87,19 @@ def test_the_list_names_every_case() -> None:
     assert len(names) == len(set(names)) > 150
 
 
-def test_without_lmcache_it_is_void(tmp_path: Path) -> None:
+def test_without_any_lmcache_it_says_where_there_is_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # Isolated from what the caller's path may hold.
+    done = headrace(
+        "missing-key", "--only", "missing/*", "--out", out, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 10
+    assert one_line(done.stderr) == f"headrace: {NO_LMCACHE}"
+    assert "docker run" in NO_LMCACHE
+    assert not (out / "results.jsonl").exists()
+
+
+def test_with_a_broken_lmcache_it_is_void(tmp_path: Path) -> None:
     broken = tmp_path / "site" / "lmcache"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('built for another Python')\n")
@@ -129,7 +142,13 @@ def test_a_signal_ends_the_private_servers(number: signal.Signals, tmp_path: Pat
     out = tmp_path / "out"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    running = start("missing-key", "--out", out, env={"TMPDIR": str(scratch)})
+    # Still busy when the signal comes; without any LMCache it would end by itself.
+    slow = tmp_path / "site" / "lmcache"
+    slow.mkdir(parents=True)
+    (slow / "__init__.py").write_text("import time\ntime.sleep(3)\nraise ImportError\n")
+    running = start(
+        "missing-key", "--out", out, path=tmp_path / "site", env={"TMPDIR": str(scratch)}
+    )
     deadline = time.monotonic() + 60
     while not list(out.glob("*.log")):
         assert running.poll() is None, running.communicate()

@@ -84,14 +84,18 @@ def _run_once(case: Case, around: Surroundings) -> dict[str, Any]:
 
 
 def installed() -> Mapping[str, str]:
-    """Import LMCache, and say which one it is; {"missing": why} if there is none."""
+    """Import LMCache, and say which one it is.
+
+    {"missing": why} if its client does not load, {"absent": why} if there is no LMCache at all.
+    """
     # A first import can take long on a busy machine, but not for ever.
     faulthandler.dump_traceback_later(180, exit=True)
     try:
         import lmcache
         from lmcache import lmcache_redis
     except Exception as error:  # noqa: BLE001 - a broken extension fails in many ways
-        return {"missing": f"{type(error).__name__}: {error}"}
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "lmcache"
+        return {"absent" if absent else "missing": f"{type(error).__name__}: {error}"}
     finally:
         faulthandler.cancel_dump_traceback_later()
     return {

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
+from headrace.errors import MachineError
 from headrace.suites.line_process import LineProcess
 from headrace.suites.missing_key.case import Case, Surroundings
 from headrace.suites.results import CaseResult, Verdict
@@ -17,6 +18,11 @@ from headrace.suites.results import CaseResult, Verdict
 SUITE = "missing-key"
 CHILD = "headrace.suites.missing_key.child"
 
+NO_LMCACHE = (
+    "lmcache: expected one to test, found none in this Python; run it in the image: "
+    "docker run --rm --entrypoint headrace IMAGE missing-key, "
+    "or name a build: PYTHONPATH=build/site/patched headrace missing-key"
+)
 _IMPORT_SECONDS = 240.0
 # A child dumps its stacks and ends at a case's deadline; this much later it is killed.
 _GRACE_SECONDS = 10.0
@@ -49,7 +55,11 @@ class Group:
         self.about: Mapping[str, str] = {}
 
     def run(self, cases: Sequence[Case], why_no_private: str) -> list[CaseResult]:
-        """Run the cases one after the other and return a result for each that ran, in order."""
+        """Run the cases one after the other and return a result for each that ran, in order.
+
+        Raises:
+            MachineError: there is no LMCache at all, so no case can run.
+        """
         results = []
         try:
             for case in cases:
@@ -93,10 +103,12 @@ class Group:
         child = LineProcess(CHILD, _environment(), self._log)
         child.send({"group": self._name, "surroundings": asdict(self._around)})
         hello = child.receive(_IMPORT_SECONDS)
-        if hello is not None and "missing" not in hello:
+        if hello is not None and not {"missing", "absent"} & hello.keys():
             self.about = hello
             return child
         child.end()
+        if hello is not None and "absent" in hello:
+            raise MachineError(NO_LMCACHE)
         if hello is None:
             self._why_void = f"the process that imports LMCache ended or hangs; see {self._log}"
         else:

@@ -62,7 +62,7 @@ def run_suite(options: Options, on_result: Callable[[CaseResult], None]) -> list
     Raises:
         ConfigurationError: no case has a name that `only` asks for.
         EndpointError: the named server cannot be reached or refuses; nothing was written to it.
-        MachineError: the folder cannot be written.
+        MachineError: the folder cannot be written, or there is no LMCache.
     """
     chosen = choose(options.only)
     if options.valkey is not None:
