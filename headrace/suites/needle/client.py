@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,7 @@ class Endpoint:
             NoCachedTokensError: its usage does not say what came from a cache.
         """
         try:
-            served = {each["id"]: each for each in self._get("/v1/models").json()["data"]}
+            served = {str(each["id"]): each for each in self._get("/v1/models").json()["data"]}
         except (ValueError, KeyError, TypeError) as strange:
             raise EndpointError(
                 f"{self.url}/v1/models: expected a list of models, found something else; "
@@ -93,7 +94,8 @@ class Endpoint:
                 f"{self.url}: expected to serve {self.model or 'one model'!r}, found "
                 f"{', '.join(map(repr, served)) or 'none'}; name one with --model"
             )
-        self.limit = served[self.model].get("max_model_len")
+        limit = served[self.model].get("max_model_len")
+        self.limit = None if limit is None else self._count("/v1/models", "max_model_len", limit)
         # Short, so that nothing of it is cached.
         if self.complete(self.encode("hello", True), 1).cached is None:
             raise NoCachedTokensError(
@@ -110,7 +112,7 @@ class Endpoint:
         )
         try:
             tokens = [int(token) for token in answer["tokens"]]
-        except (KeyError, TypeError, ValueError) as strange:
+        except (KeyError, TypeError, ValueError, OverflowError) as strange:
             raise EndpointError(
                 f"{self.url}/tokenize: expected token ids, found something else; "
                 "the suite needs vLLM's /tokenize for exact lengths"
@@ -142,19 +144,25 @@ class Endpoint:
         began = time.monotonic()
         answer = self._post("/v1/completions", request, patience)
         seconds = time.monotonic() - began
+        path = "/v1/completions"
         try:
             usage = answer["usage"]
             details = usage.get("prompt_tokens_details") or {}
             choice = answer["choices"][0]
-            found = choice["logprobs"]["token_logprobs"] if logprobs else ()
-            return Answer(
-                choice["text"], usage["prompt_tokens"], details.get("cached_tokens"), seconds,
-                tuple(map(float, found)),
-            )  # fmt: skip
-        except (KeyError, IndexError, TypeError, AttributeError) as strange:
+            text, prompt_tokens = choice["text"], usage["prompt_tokens"]
+            cached = details.get("cached_tokens")
+            found = tuple(map(float, choice["logprobs"]["token_logprobs"] if logprobs else ()))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as strange:
             raise EndpointError(
-                f"{self.url}/v1/completions: expected a completion with usage, found something else"
+                f"{self.url}{path}: expected a completion with usage, found something else; "
+                "name an OpenAI-compatible endpoint"
             ) from strange
+        if not isinstance(text, str):
+            raise self._strange(path, "text", "a string", text)
+        return Answer(
+            text, self._count(path, "prompt_tokens", prompt_tokens),
+            None if cached is None else self._count(path, "cached_tokens", cached), seconds, found,
+        )  # fmt: skip
 
     def hits(self) -> Hits | None:
         """Return the engine's counters, summed over its engines; None if it has none to read."""
@@ -166,8 +174,11 @@ class Endpoint:
         if not found:
             return None
         total = {"": 0, "external_": 0}
-        for kind, number in found:
-            total[kind] += int(float(number))
+        try:
+            for kind, number in found:
+                total[kind] += int(float(number))
+        except (ValueError, OverflowError):
+            return None
         return Hits(total[""], total["external_"])
 
     def forget_own_prefixes(self) -> None:
@@ -217,6 +228,18 @@ class Endpoint:
             return answer.json()
         except ValueError as strange:
             raise EndpointError(f"{self.url}{path}: expected JSON, found none") from strange
+
+    def _count(self, path: str, name: str, found: object) -> int:
+        """Return a count that the endpoint told; raise EndpointError if it is something else."""
+        if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+            raise self._strange(path, name, "a count", found)
+        return found
+
+    def _strange(self, path: str, name: str, expected: str, found: object) -> EndpointError:
+        return EndpointError(
+            f"{self.url}{path}: expected {expected} as {name}, found {json.dumps(found)[:80]}; "
+            "name an OpenAI-compatible endpoint"
+        )
 
     def _down(self, failure: Exception) -> EndpointError:
         return EndpointError(

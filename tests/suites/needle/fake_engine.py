@@ -29,7 +29,7 @@ class Behaviour:
     """What the engine does, and gets wrong."""
 
     chunk: int = 256
-    limit: int = 100_000
+    limit: object = 100_000
     model: str = "fake"
     connector: bool = True
     reports_cached: bool = True
@@ -51,6 +51,8 @@ class Behaviour:
     # Answers end with a word that depends on all that is believed, as the needle model's do.
     sums: bool = False
     change: Callable[[str, str], str] = field(default=lambda answer, source: answer)
+    # What completions and their usage say instead of what is true.
+    says: dict[str, object] = field(default_factory=dict)
 
 
 class FakeEngine:
@@ -130,6 +132,9 @@ class FakeEngine:
         if self.does.reports_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": max(own - 1, hit)}
         choice = {"text": answer, "logprobs": {"token_logprobs": [-0.5] * len(answer.split())}}
+        told: dict[str, Any]
+        for told in (choice, usage, usage.get("prompt_tokens_details", {})):
+            told.update({name: it for name, it in self.does.says.items() if name in told})
         return {"choices": [choice], "usage": usage}
 
     def metrics(self) -> str:

@@ -85,6 +85,14 @@ BAD: list[tuple[int, str, dict[str, Any], Callable[[Stand], list[str]]]] = [
     (2, "--engine-log /none: expected the engine's log file", {},
      lambda stand: ["--engine-log", "/none"]),
     (2, "--only 'x*': expected a pattern of prompt names", {}, lambda stand: ["--only", "x*"]),
+    (13, "/v1/models: expected a count as max_model_len, found \"abc\"; name an", {"limit": "abc"},
+     lambda stand: []),
+    (13, "/v1/completions: expected a string as text, found null; ", {"says": {"text": None}},
+     lambda stand: []),
+    (13, "expected a count as cached_tokens, found \"7\"", {"says": {"cached_tokens": "7"}},
+     lambda stand: []),
+    (13, "expected a count as prompt_tokens, found -1", {"says": {"prompt_tokens": -1}},
+     lambda stand: []),
 ]  # fmt: skip
 
 
