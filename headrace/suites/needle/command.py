@@ -112,10 +112,11 @@ def needle(
 ) -> None:
     """Prove that cached answers are right: codes in long prompts, cold, from L1, L2, cold again.
 
-    Ends with 0 if every cell is green, 11 if one is red, 12 if one is void. With 13 if the
-    endpoint does not answer, 15 if it has no such model, 16 if a prompt is too long for it,
-    17 if it does not report cached tokens, 18 if a server of --valkey cannot be reached, 10 if
-    a tool is missing or the folder cannot be written, 2 for a bad option.
+    Ends with 0 if every cell is green, 11 if one is red, 12 if one is void or the run was
+    interrupted after its first answer. With 13 if the endpoint does not answer, 15 if it has no
+    such model, 16 if a prompt is too long for it, 17 if it does not report cached tokens, 18 if
+    a server of --valkey cannot be reached, 10 if a tool is missing or the folder cannot be
+    written, 2 for a bad option.
     """
     if bool(endpoint) == private:
         raise ConfigurationError(

@@ -56,10 +56,14 @@ def restart(how: str, endpoint: Endpoint, deadline: float = _START_SECONDS) -> N
         deadline: seconds until the engine must answer.
 
     Raises:
-        EndpointError: the command fails, or the engine does not come back.
+        EndpointError: the command fails, the user declines, or the engine does not come back.
     """
     if how == "ask":
-        typer.confirm("Restart the engine, wait until it serves, and go on?", abort=True, err=True)
+        if not typer.confirm("Restart the engine, wait until it serves, and go on?", err=True):
+            raise EndpointError(
+                "--restart ask: expected a restarted engine, found a no; answer with y, or "
+                "give --restart a shell command"
+            )
     elif how.startswith(_KUBECTL):
         _roll_out(how.removeprefix(_KUBECTL), deadline)
     else:
@@ -78,7 +82,8 @@ def restart(how: str, endpoint: Endpoint, deadline: float = _START_SECONDS) -> N
             ) from late
         if done.returncode:
             raise EndpointError(
-                f"--restart {shlex.quote(how)}: expected status 0, found {done.returncode}"
+                f"--restart {shlex.quote(how)}: expected status 0, found {done.returncode}; "
+                "try it in a shell, and correct --restart"
             )
     if not endpoint.wait(deadline):
         raise EndpointError(
@@ -91,9 +96,11 @@ def _roll_out(name: str, deadline: float) -> None:
     namespace, slash, deployment = name.rpartition("/")
     where = ["--namespace", namespace] if slash else []
     target = f"deployment/{deployment}"
-    call(["kubectl", *where, "rollout", "restart", target], error=EndpointError)
+    advice = "try it in a shell, and correct --restart"
+    call(["kubectl", *where, "rollout", "restart", target], error=EndpointError, advice=advice)
     call(
         ["kubectl", *where, "rollout", "status", target, f"--timeout={deadline:.0f}s"],
         error=EndpointError,
         timeout=deadline + 30,
+        advice=advice,
     )

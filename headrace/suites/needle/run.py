@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from headrace.console import say
-from headrace.errors import PromptTooLongError
+from headrace.errors import EndpointError, PromptTooLongError, ShardError
 from headrace.suites.needle.arms import ARMS, stopped_by_command
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.client import Endpoint
@@ -74,6 +74,9 @@ def run_suite(
         restarter: restarts the engine; None to do it as `options.restart` says.
         away: stops one rank's server for a block; None to do it as `options.stop_shard` says.
 
+    An endpoint or a server that fails after the first answer ends the run with the void case
+    "run/interrupted"; what was found until then is kept.
+
     Raises:
         ConfigurationError: an option cannot be followed.
         EndpointError, ModelNameError, NoCachedTokensError, PromptTooLongError, ShardError: the
@@ -104,11 +107,25 @@ def run_suite(
             away or partial(stopped_by_command, options, shards),
             lambda cell: on_result(cell.result()),
         )  # fmt: skip
-        rows, spoilt = _states(asker, prompts, restarter)
-    whole = [*spoilt, *distances(asker.cells), *log_cases(logs)]
+        rows: list[ShardRow] = []
+        whole: list[CaseResult] = []
+        try:
+            rows = _states(asker, prompts, restarter, whole)
+        except (EndpointError, ShardError) as failure:
+            if not any(cell.evidence for cell in asker.cells):
+                raise
+            whole.append(_interrupted(failure))
+    whole += [*distances(asker.cells), *log_cases(logs)]
     for result in whole:
         on_result(result)
     return Outcome(options, endpoint.model, asker.cells, rows, whole)
+
+
+def _interrupted(failure: EndpointError | ShardError) -> CaseResult:
+    say(f"{SUITE}: interrupted: {failure}")
+    return CaseResult(
+        SUITE, "run/interrupted", "every prompt asked in every state", str(failure), "void", 0.0
+    )
 
 
 def _warn(options: Options) -> None:
@@ -160,8 +177,12 @@ def _prompts(
 
 
 def _states(
-    asker: Asker, prompts: Sequence[Prompt], restarter: Callable[[Endpoint], None]
-) -> tuple[list[ShardRow], list[CaseResult]]:
+    asker: Asker,
+    prompts: Sequence[Prompt],
+    restarter: Callable[[Endpoint], None],
+    controls: list[CaseResult],
+) -> list[ShardRow]:
+    """Ask everything; `controls` gets the cases of the negative controls as soon as they end."""
     logs = asker.logs
     plain = [prompt for prompt in prompts if prompt.wanted.kind not in ("fault", "spoilt")]
     whole = [prompt for prompt in plain if not prompt.wanted.brief]
@@ -182,7 +203,7 @@ def _states(
         asker.ask(prompt, "L2")
     for prompt in whole:
         asker.ask(prompt, "control")
-    controls = ask_spoilt(asker, spoilt, failure)
+    controls += ask_spoilt(asker, spoilt, failure)
     logs.read()
     # An arm makes an engine complain, rightly. It must not free anything twice.
     logs.only = ("double frees",)
@@ -194,7 +215,7 @@ def _states(
     for arm in (each for each in ARMS if each in faults):
         run_arm(asker, arm, faults[arm])
     logs.read()
-    return _shard_rows(asker, prompts, plain, [each.keys for each in stored]), controls
+    return _shard_rows(asker, prompts, plain, [each.keys for each in stored])
 
 
 def _shard_rows(

@@ -83,6 +83,10 @@ class FakeEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Answer nobody any more."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -131,9 +135,12 @@ class FakeEngine:
         usage: dict[str, Any] = {"prompt_tokens": len(tokens)}
         if self.does.reports_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": max(own - 1, hit)}
-        choice = {"text": answer, "logprobs": {"token_logprobs": [-0.5] * len(answer.split())}}
-        told: dict[str, Any]
-        for told in (choice, usage, usage.get("prompt_tokens_details", {})):
+        choice: dict[str, Any] = {
+            "text": answer,
+            "logprobs": {"token_logprobs": [-0.5] * len(answer.split())},
+        }
+        details: dict[str, Any] = usage.get("prompt_tokens_details", {})
+        for told in (choice, usage, details):
             told.update({name: it for name, it in self.does.says.items() if name in told})
         return {"choices": [choice], "usage": usage}
 

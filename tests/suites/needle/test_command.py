@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -145,11 +146,21 @@ def test_a_login_in_an_address_is_refused_and_not_repeated(
     assert "hunter2" not in ran.stdout + ran.stderr
 
 
-def test_an_engine_that_does_not_come_back_ends_with_13(stand: Stand) -> None:
+def test_a_failing_restart_keeps_what_was_found(stand: Stand) -> None:
     with _engine(stand) as engine:
         ran = _needle(stand, engine.url, "--restart", "exit 3")
-    assert ran.returncode == 13
-    assert "expected status 0, found 3" in ran.stderr
+    assert ran.returncode == 12, ran.stderr
+    assert "expected status 0, found 3; try it in a shell, and correct --restart" in ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("void: 2 of 2 answers hold the right code")
+    out = stand.folder / "out"
+    assert sorted(path.name for path in out.iterdir()) == [
+        "cells.jsonl", "junit.xml", "report.html", "results.jsonl"
+    ]  # fmt: skip
+    results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    told = {each["case"]: each for each in results}
+    assert told["run/interrupted"]["verdict"] == "void"
+    assert "found 3" in told["run/interrupted"]["seen"]
+    assert "The run was interrupted before" in (out / "report.html").read_text()
 
 
 def test_list_prints_the_plan() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import valkey
 
+from headrace.errors import EndpointError
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.run import Outcome
 from headrace.suites.results import overall
@@ -262,6 +263,45 @@ def test_without_a_log_the_log_is_void(stand: Stand) -> None:
     assert {result.verdict for result in outcome.whole if result.case.startswith("log/")} == {
         "void"
     }
+
+
+def test_an_engine_that_goes_away_keeps_what_was_found(stand: Stand) -> None:
+    """What it does not answer is red; without counters, or not asked at all, it is void."""
+
+    def leave_at_l1(answer: str, source: str) -> str:
+        if source == "L1" and stand.engine:
+            stand.engine.leave()
+        return answer
+
+    outcome = stand.run(Behaviour(change=leave_at_l1))
+    assert _verdicts(outcome, "cold") == {"green"}
+    assert [cell.verdict for cell in outcome.cells if cell.state == "L1"] == ["void", "red"]
+    assert _interrupted(outcome).startswith("--restart ")
+    with pytest.raises(EndpointError, match="expected an endpoint that answers"):
+        stand.run(before=lambda engine: engine.leave())
+
+
+def test_a_shard_that_dies_keeps_what_was_found(stand: Stand) -> None:
+    def stop_at_l1(answer: str, source: str) -> str:
+        if source == "L1":
+            stand.servers[2].stop()
+        return answer
+
+    try:
+        outcome = stand.run(Behaviour(change=stop_at_l1))
+    finally:
+        stand.servers[2].start()
+    assert [cell.state for cell in outcome.cells] == ["cold", "cold"]
+    assert _interrupted(outcome).endswith("; start it, or correct the address")
+    assert "(shard 2)" in _interrupted(outcome)
+    assert overall(outcome.results) == "void"
+
+
+def _interrupted(outcome: Outcome) -> str:
+    """Return what the one case of an interrupted run says; it is void."""
+    (case,) = (each for each in outcome.results if each.case == "run/interrupted")
+    assert case.verdict == "void"
+    return case.seen
 
 
 def _servers(stand: Stand) -> list[valkey.Valkey]:
