@@ -13,12 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import get_args
 
-from headrace.bench.build import Build
+from headrace.bench.build import Build, require_lmcache
 from headrace.bench.comparison import Bandwidth, Command, Comparison, Miss, Receives
 from headrace.bench.plan import BIG, SMALL, Plan
 from headrace.bench.statistics import Round, judge, paired_ratio
 from headrace.console import call, disk_error
 from headrace.errors import MachineError, SuiteVoidError
+from headrace.folder import output_folder
 from headrace.suites.missing_key.case import Endpoint
 from headrace.suites.valkey_server import ValkeyServer
 
@@ -40,12 +41,11 @@ def compare(
         MachineError: no server binary, no C compiler, or the folder cannot be written.
         SuiteVoidError: a build failed while it was measured.
     """
+    for name, site in (("stock", stock), ("patched", patched)):
+        require_lmcache(name, site)
     began = time.monotonic()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise disk_error(failure, folder) from failure
     with ExitStack() as stack:
+        stack.enter_context(output_folder(folder))
         server = stack.enter_context(ValkeyServer())
         where = Endpoint(server.host, server.port)
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-")))

@@ -8,9 +8,9 @@ from typing import Annotated, cast
 
 import typer
 
-from headrace.console import disk_error
 from headrace.errors import ConfigurationError
-from headrace.suites.needle.option_words import checked_tag, numbers, one_of
+from headrace.folder import output_folder
+from headrace.suites.needle.option_words import checked_tag, numbers, one_of, seconds
 from headrace.suites.needle.options import FAULTS, LENGTHS, SUITE, DialectName, Options
 
 # What two cores answer in minutes.
@@ -104,9 +104,9 @@ def needle(
         Path, typer.Option(help="Folder for report.html, cells.jsonl, results.jsonl, junit.xml.")
     ] = Path("headrace-report/needle"),
     image: Annotated[str, typer.Option(help="The image's digest, for the report.")] = "",
-    patience: Annotated[float, typer.Option(min=1, help="Seconds for one answer.")] = 600.0,
+    patience: Annotated[float, typer.Option(help="Seconds for one answer.")] = 600.0,
     settle: Annotated[
-        float, typer.Option(min=0, help="Seconds that stores may take to reach the servers.")
+        float, typer.Option(help="Seconds that stores may take to reach the servers.")
     ] = 60.0,
     tag: Annotated[str, typer.Option(help="Marks this run's keys, to ask a seed again.")] = "",
 ) -> None:
@@ -120,7 +120,7 @@ def needle(
     """
     if bool(endpoint) == private:
         raise ConfigurationError(
-            "expected an address or --private, found both or neither; "
+            f"expected an address or --private, found {'both' if private else 'neither'}; "
             "for example headrace needle http://127.0.0.1:8000"
         )
     for option, value in (
@@ -156,8 +156,8 @@ def needle(
         only=tuple(only or ()),
         out=out,
         image=image,
-        patience=patience,
-        settle=settle,
+        patience=seconds("--patience", patience, 1),
+        settle=seconds("--settle", settle, 0),
         tag=checked_tag(tag),
     )
     if list_prompts:
@@ -180,17 +180,14 @@ def run(options: Options) -> None:
     from headrace.suites.results import raise_unless_green
     from headrace.suites.show import Reporter
 
-    try:
-        # Before the first prompt: a report that cannot be written costs all answers.
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise disk_error(failure, options.out) from failure
-    with Reporter(SUITE, Console()) as reporter:
-        if options.private:
-            outcome = run_private(options, reporter.case)
-        else:
-            outcome = run_suite(options, reporter.case)
-        reporter.finish(outcome.results)
-    write_report(outcome)
+    # Before the first prompt: a report that cannot be written costs all answers.
+    with output_folder(options.out):
+        with Reporter(SUITE, Console()) as reporter:
+            if options.private:
+                outcome = run_private(options, reporter.case)
+            else:
+                outcome = run_suite(options, reporter.case)
+            reporter.finish(outcome.results)
+        write_report(outcome)
     typer.echo(f"{headline(outcome)}; seed {options.seed}; see {options.out / PAGE}")
     raise_unless_green(SUITE, outcome.results, options.out)
