@@ -95,9 +95,11 @@ class Options:
                 "leave it out"
             )
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            scheme, colon, rest = self.endpoint.partition("://")
+            found = f"{scheme}://" if colon else "no http://"
             raise ConfigurationError(
-                f"URL {self.endpoint!r}: expected http://HOST:PORT, found no http:// before it; "
-                f"write http://{self.endpoint}"
+                f"URL {self.endpoint!r}: expected http://HOST:PORT, found {found} before it; "
+                f"write http://{rest if colon else scheme}"
             )
 
     def servers(self) -> list[str]:

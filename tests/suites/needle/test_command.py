@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import ConfigurationError
+from headrace.suites.needle.options import Options
 from tests.suites.needle.conftest import CHUNK, RANKS, Stand
 from tests.suites.needle.fake_engine import Behaviour, FakeEngine
 
@@ -72,6 +74,12 @@ BAD: list[tuple[int, str, dict[str, Any], Callable[[Stand], list[str]]]] = [
      lambda stand: ["last"]),
     (2, "expected one server, or one for each of 3 ranks, found 2", {}, lambda stand: ["two"]),
     (2, "--lengths '1,x': expected numbers from 1", {}, lambda stand: ["--lengths", "1,x"]),
+    (2, "--lengths ',': expected numbers from 1", {}, lambda stand: ["--lengths", ","]),
+    (2, "--patience inf: expected seconds from 1 to 86400", {},
+     lambda stand: ["--patience", "inf"]),
+    (2, "--patience 0.5: expected seconds from 1", {}, lambda stand: ["--patience", "0.5"]),
+    (2, "--settle 1e+300: expected seconds from 0", {}, lambda stand: ["--settle", "1e300"]),
+    (2, "--settle nan: expected seconds from 0", {}, lambda stand: ["--settle", "nan"]),
     (2, "--fault 'x': expected one of delete-keys", {}, lambda stand: ["--fault", "x"]),
     (2, "--tag 'a@b': expected at most 64", {}, lambda stand: ["--tag", "a@b"]),
     (2, "there is no terminal to ask at; give a shell command", {},
@@ -122,6 +130,12 @@ def test_bad_input_is_one_line_with_its_own_code(
     assert len(told) == 1, ran.stderr
     assert line in told[0]
     assert "Traceback" not in ran.stderr
+    assert not (stand.folder / "out").exists(), "no empty folder is left"
+
+
+def test_another_scheme_is_replaced_and_not_put_behind_http() -> None:
+    with pytest.raises(ConfigurationError, match=r"found ftp:// before it; write http://x$"):
+        Options("ftp://x")
 
 
 @pytest.mark.parametrize(

@@ -125,10 +125,10 @@ def test_ranks_talk_over_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_or_private_and_not_both(tmp_path: Path) -> None:
-    for words in ([], ["http://127.0.0.1:9", "--private"]):
+    for words, found in ([], "neither"), (["http://127.0.0.1:9", "--private"], "both"):
         ran = _needle(*words)
         assert ran.returncode == 2
-        assert "expected an address or --private" in ran.stderr
+        assert f"expected an address or --private, found {found}; for example" in ran.stderr
 
 
 def test_ranks_get_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
