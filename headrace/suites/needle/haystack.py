@@ -51,18 +51,20 @@ def words_of_file(path: Path, digits: int) -> Callable[[random.Random, int], str
     Numbers as long as a code are left out, since they would look like one.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds fewer than 100 words.
+        ConfigurationError: the file cannot be read, or holds fewer than 100 words with letters.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
         raise ConfigurationError(
-            f"--haystack {path}: expected a text file in UTF-8, found: {failure}"
+            f"--haystack {path}: expected a text file in UTF-8, found: {failure}; "
+            "leave --haystack out for made text"
         ) from failure
-    words = re.sub(rf"\d{{{digits},}}", "", text).split(" ")
-    if len(words) < 100:
+    words = re.sub(rf"\d{{{digits},}}", "", text).split()
+    spelled = sum(any(map(str.isalpha, word)) for word in words)
+    if spelled < 100:
         raise ConfigurationError(
-            f"--haystack {path}: expected at least 100 words, found {len(words)}; "
+            f"--haystack {path}: expected at least 100 words with letters, found {spelled}; "
             "leave --haystack out for made text"
         )
 

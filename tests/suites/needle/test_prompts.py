@@ -144,13 +144,15 @@ def test_a_users_text_is_used(tmp_path: Path) -> None:
     from headrace.suites.needle.haystack import words_of_file
 
     path = tmp_path / "text"
-    path.write_text(" ".join(f"word{n} 1234567" for n in range(60)))
+    path.write_text("\n".join(f"word{n}\t1234567" for n in range(120)))
     text = words_of_file(path, 7)(random.Random(0), 300)
     assert len(text.split()) >= 150
     assert "1234567" not in text, "what looks like a code is left out"
-    path.write_text("few words")
-    with pytest.raises(ConfigurationError, match="at least 100 words, found 2"):
-        words_of_file(path, 7)
+    assert not {"\n", "\t"} & set(text), "a line's end is no part of a word"
+    for few, count in ("few words", 2), ("1234567 " * 200, 0), ("12.5\n" * 200, 0):
+        path.write_text(few)
+        with pytest.raises(ConfigurationError, match=f"100 words with letters, found {count}; "):
+            words_of_file(path, 7)
     with pytest.raises(ConfigurationError, match="expected a text file"):
         words_of_file(tmp_path / "none", 7)
 
