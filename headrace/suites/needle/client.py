@@ -117,6 +117,8 @@ class Endpoint:
                 f"{self.url}/tokenize: expected token ids, found something else; "
                 "the suite needs vLLM's /tokenize for exact lengths"
             ) from strange
+        if not tokens:
+            raise self._strange("/tokenize", "tokens", "the ids of a text", tokens)
         return tokens
 
     def complete(

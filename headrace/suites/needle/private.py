@@ -16,6 +16,7 @@ from pathlib import Path
 from headrace.console import disk_error, say
 from headrace.engine.settings_lmcache import has_sharded_store, installed_lmcache
 from headrace.errors import MachineError
+from headrace.suites.needle.ahead import check_prompts
 from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.engine import PrivateEngine, free_ports, programs
 from headrace.suites.needle.options import SUITE, Options
@@ -36,9 +37,11 @@ def run_private(options: Options, on_result: Callable[[CaseResult], None]) -> Ou
     is, with one server, and asked for the same proof: it cannot give it.
 
     Raises:
+        ConfigurationError: an option cannot be followed.
         MachineError: there is no vllm, no server binary or no free port, or the folder cannot be
             written.
     """
+    check_prompts(replace(options, dialect="needle-model"))
     if shutil.which("vllm", path=programs()) is None:
         raise MachineError(
             "couldn't find 'vllm' in PATH; run it in the image: "

@@ -116,14 +116,7 @@ def build(
     question = encode(dialect.question.format(key=keys[0]), False)
     needle = encode(dialect.sentence.format(key=keys[0], code=dialect.write(own_codes[0])), False)
     first, end = len(opening), wanted.length - len(question)
-    try:
-        at = place(
-            wanted, rng, first=first, end=end, size=len(needle), chunk=chunk, ranks=ranks
-        )  # fmt: skip
-    except ValueError as failure:
-        raise ConfigurationError(
-            f"{wanted.name}: {failure}; raise --lengths, or add --no-seams"
-        ) from failure
+    at = _place(wanted, rng, first, len(question), len(needle), chunk, ranks)
     body = _haystack(rng, dialect, encode, end - first)
     body[at - first : at - first + len(needle)] = needle
     taken = [range(at - first, at - first + len(needle))]
@@ -144,6 +137,20 @@ def build(
     )  # fmt: skip
 
 
+def check_room(wanted: Wanted, dialect: Dialect, *, chunk: int, ranks: int) -> None:
+    """Raise ConfigurationError if needle and question do not fit even at one token a word.
+
+    That is what the needle model's tokenizer makes of them; others make more.
+    """
+    code = dialect.write("0" * dialect.digits)
+    parts = (dialect.opening, dialect.question, dialect.sentence)
+    first, asked, size = (
+        len(part.format(key=dialect.keys[0], code=code).split()) for part in parts
+    )  # fmt: skip
+    # The first key is as long as the others. No place is kept: no secret.
+    _place(wanted, random.Random(0), first, asked, size, chunk, ranks)  # noqa: S311  # no secret
+
+
 def register(prompts: Iterable[Prompt]) -> Mapping[str, str]:
     """Return what each code of the run is, for a person."""
     known: dict[str, str] = {}
@@ -151,6 +158,19 @@ def register(prompts: Iterable[Prompt]) -> Mapping[str, str]:
         known[prompt.code] = f"the code of prompt {prompt.name}"
         known |= dict.fromkeys(prompt.others, f"a distractor of prompt {prompt.name}")
     return known
+
+
+def _place(
+    wanted: Wanted, rng: random.Random, first: int, asked: int, size: int, chunk: int, ranks: int
+) -> int:
+    """Return the needle's first token, between an opening and a question of so many tokens."""
+    end = wanted.length - asked
+    try:
+        return place(wanted, rng, first=first, end=end, size=size, chunk=chunk, ranks=ranks)
+    except ValueError as failure:
+        raise ConfigurationError(
+            f"{wanted.name}: {failure}; raise --lengths, or add --no-seams"
+        ) from failure
 
 
 def _haystack(rng: random.Random, dialect: Dialect, encode: Encode, count: int) -> list[int]:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from headrace.console import say
 from headrace.errors import EndpointError, PromptTooLongError, ShardError
+from headrace.suites.needle.ahead import check_prompts, wording
 from headrace.suites.needle.arms import ARMS, stopped_by_command
 from headrace.suites.needle.cells import Cell
 from headrace.suites.needle.client import Endpoint
-from headrace.suites.needle.dialect import Dialect, dialect
+from headrace.suites.needle.dialect import Dialect
 from headrace.suites.needle.faults import check_faults, run_arm
-from headrace.suites.needle.haystack import words_of_file
 from headrace.suites.needle.logs import LogWatch
 from headrace.suites.needle.options import SUITE, Options
 from headrace.suites.needle.overall import distances, log_cases
 from headrace.suites.needle.plan import Wanted, chosen, plan
 from headrace.suites.needle.prompt import Prompt, build, codes, register
 from headrace.suites.needle.restart import check, restart
-from headrace.suites.needle.score import scripts_of
 from headrace.suites.needle.shards import Shards
 from headrace.suites.needle.spoilt import ask_spoilt, exchange
 from headrace.suites.needle.states import Asker
@@ -86,6 +85,7 @@ def run_suite(
         check(options.restart)
         restarter = partial(restart, options.restart)
     check_faults(options, can_stop=away is not None)
+    check_prompts(options)
     everything = plan(options)
     wanted = chosen(everything, options.only)
     logs = LogWatch(options.logs)
@@ -99,7 +99,7 @@ def run_suite(
         shards.counters()
         endpoint.greet()
         _warn(options)
-        speech = _speech(options)
+        speech = wording(options)
         _check_lengths(wanted, endpoint, speech.answer_tokens)
         prompts = _prompts(options, everything, wanted, endpoint, speech)
         asker = Asker(
@@ -136,15 +136,6 @@ def _warn(options: Options) -> None:
     ):
         if not found:
             say(f"{SUITE}: without {option} {what}, and the run ends void")
-
-
-def _speech(options: Options) -> Dialect:
-    speech = dialect(options.dialect)
-    if options.haystack is None:
-        return speech
-    words = words_of_file(options.haystack, speech.digits)
-    scripts = scripts_of(options.haystack.read_text(encoding="utf-8")) | set(speech.scripts)
-    return replace(speech, words=words, scripts=tuple(sorted(scripts)))
 
 
 def _check_lengths(wanted: Sequence[Wanted], endpoint: Endpoint, answer: int) -> None:

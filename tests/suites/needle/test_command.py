@@ -93,7 +93,11 @@ BAD: list[tuple[int, str, dict[str, Any], Callable[[Stand], list[str]]]] = [
     (10, "couldn't find 'kubectl' in PATH", {}, lambda stand: ["--restart", "kubectl:vllm/p"]),
     (2, "--engine-log /none: expected the engine's log file", {},
      lambda stand: ["--engine-log", "/none"]),
-    (2, "--only 'x*': expected a pattern of prompt names", {}, lambda stand: ["--only", "x*"]),
+    (2, "--only 'x*': expected a pattern of prompt names", {},
+     lambda stand: ["url", "--only", "x*"]),
+    (2, "--haystack /none: expected a text file in UTF-8", {},
+     lambda stand: ["url", "--haystack", "/none"]),
+    (2, "30-at-40: no room for a needle", {}, lambda stand: ["url", "--lengths", "30"]),
     (13, "/v1/models: expected a count as max_model_len, found \"abc\"; name an", {"limit": "abc"},
      lambda stand: []),
     (13, "/v1/completions: expected a string as text, found null; ", {"says": {"text": None}},
@@ -115,8 +119,8 @@ def test_bad_input_is_one_line_with_its_own_code(
 ) -> None:
     with _engine(stand, **does) as engine:
         chosen = words(stand)
-        if chosen == ["url"]:
-            ran = _needle(stand, NOWHERE)
+        if chosen[:1] == ["url"]:
+            ran = _needle(stand, NOWHERE, *chosen[1:])
         elif chosen == ["bare"]:
             ran = _needle(stand, "127.0.0.1:8000")
         elif chosen in (["last"], ["two"]):

@@ -8,10 +8,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.errors import EndpointError, MachineError
+from headrace.errors import ConfigurationError, EndpointError, MachineError
 from headrace.suites.needle import engine, private
 from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.engine import PrivateEngine, environment, free_ports
@@ -81,6 +82,23 @@ def test_without_vllm_it_says_where_there_is_one(
     with pytest.raises(MachineError, match="couldn't find 'vllm' in PATH; run it in the image"):
         private.run_private(options, lambda result: None)
     assert not options.out.exists(), "nothing was started"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"haystack": Path("/none")}, "--haystack /none: expected a text file"),
+        ({"only": ("x*",)}, "--only 'x\\*': expected a pattern"),
+        ({"lengths": (20,)}, "20-at-.*: no room for a needle of 13 tokens in 20; raise --lengths"),
+        ({"distractors": 99_999}, "--distractors 99999: expected at most"),
+    ],
+)
+def test_options_are_judged_before_a_vllm_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr(private, "programs", lambda: str(tmp_path))
+    with pytest.raises(ConfigurationError, match=line):
+        private.run_private(Options("", private=True, **changes), lambda result: None)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
