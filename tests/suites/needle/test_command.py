@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, EndpointError
+from headrace.suites.needle.client import Endpoint
 from headrace.suites.needle.options import Options
+from headrace.suites.needle.restart import restart
 from tests.suites.needle.conftest import CHUNK, RANKS, Stand
 from tests.suites.needle.fake_engine import Behaviour, FakeEngine
 
@@ -179,6 +182,15 @@ def test_a_failing_restart_keeps_what_was_found(stand: Stand) -> None:
     assert told["run/interrupted"]["verdict"] == "void"
     assert "found 3" in told["run/interrupted"]["seen"]
     assert "The run was interrupted before" in (out / "report.html").read_text()
+
+
+def test_a_user_who_declines_the_restart_keeps_what_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No abort of the whole command, but what a failing restart is."""
+    monkeypatch.setattr(typer, "confirm", lambda text, **rest: False)
+    with Endpoint(NOWHERE, "", 5) as endpoint, pytest.raises(EndpointError, match="found a no"):
+        restart("ask", endpoint)
 
 
 def test_list_prints_the_plan() -> None:
