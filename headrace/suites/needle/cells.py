@@ -122,6 +122,9 @@ def _moved(answer: Answer, cold: Cell, exact: float) -> list[str]:
     """Return how the answer of an exact model differs from its cold one; empty if it does not."""
     if answer.text != cold.answer:
         return [f"said {_words(answer.text)}, cold {_words(cold.answer)}: other KV"]
+    said, first = len(answer.logprobs), len(cold.logprobs)
+    if said != first:
+        return [f"said the same in {said} tokens, cold in {first}: other KV"]
     pairs = zip(answer.logprobs, cold.logprobs, strict=True)
     most = max((abs(one - other) for one, other in pairs), default=0.0)
     return [f"probabilities moved by {most:.3f} from the cold ones: other KV"] * (most > exact)

@@ -265,6 +265,21 @@ def test_without_a_log_the_log_is_void(stand: Stand) -> None:
     }
 
 
+def test_the_same_words_in_fewer_tokens_are_red(stand: Stand) -> None:
+    does = Behaviour(sums=True)
+
+    def shorten_at_l2(answer: str, source: str) -> str:
+        if source == "L2":
+            does.says["logprobs"] = {"token_logprobs": [-0.5]}
+        return answer
+
+    does.change = shorten_at_l2
+    outcome = stand.run(does, dialect="needle-model")
+    assert _verdicts(outcome, "L1") == {"green"}
+    assert "said the same in 1 tokens, cold in" in _seen(outcome, "L2")
+    assert _verdicts(outcome, "L2") == {"red"}
+
+
 def test_an_engine_that_goes_away_keeps_what_was_found(stand: Stand) -> None:
     """What it does not answer is red; without counters, or not asked at all, it is void."""
 
