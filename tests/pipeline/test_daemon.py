@@ -55,6 +55,9 @@ def socket_of(tmp_path: Path) -> str:
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     """A checkout whose daemon script only notes what it was asked."""
     monkeypatch.setenv("HEADRACE_DOCKER_RUN", str(tmp_path / "run"))
+    # Noted while it is what it was: a test that sets it in between would have that restored.
+    monkeypatch.setenv("DOCKER_HOST", "")
+    monkeypatch.delenv("DOCKER_HOST")
     script = tmp_path / "checkout/ci/docker-daemon.sh"
     script.parent.mkdir(parents=True)
     script.write_text(
