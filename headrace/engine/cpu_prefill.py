@@ -8,6 +8,8 @@ computed and masked.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 # Scores of a long prompt then take megabytes, and the multiplication is still a large one.
@@ -15,7 +17,7 @@ ROWS = 256
 
 
 def attention_by_rows(
-    self: object,
+    self: Any,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -36,7 +38,7 @@ def attention_by_rows(
         [tokens, heads, width of v]; with `return_softmax_lse` also the logarithm of each row's
         sum of exponentials, [heads, tokens], float32.
     """
-    scale: float = self.scale  # type: ignore[attr-defined]
+    scale: float = self.scale
     found = v.new_empty(len(q), q.shape[1], v.shape[2])
     sums = torch.empty(q.shape[1], len(q), dtype=torch.float32)
     starts, kv_starts = q_cu_seq_lens.tolist(), kv_cu_seq_lens.tolist()
