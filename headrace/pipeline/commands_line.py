@@ -15,6 +15,7 @@ from headrace.pipeline import upstream as suites
 from headrace.pipeline import wheels as wheel_stage
 from headrace.pipeline.check import check as find_problems
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.lock_pins import lock_pins
 from headrace.pipeline.manifest import build_lock
 from headrace.pipeline.options import BaseImage, Flavor, Json, emit
 from headrace.pipeline.pins import require_flavor
@@ -41,12 +42,16 @@ def wheels(
     stock: Annotated[
         bool, typer.Option("--stock", help="Also build LMCache as released, for comparisons.")
     ] = False,
+    module: Annotated[
+        Literal["jit", "aot"],
+        typer.Option(help="sm103: FlashInfer's kernels compiled at the first start, or here."),
+    ] = "jit",
     as_json: Json = False,
 ) -> None:
     """Build the patched wheels into build/wheels/FLAVOR/."""
     layout = Layout.find()
     with build_lock(layout):
-        built = build_sm103(layout) if flavor == "sm103" else _wheels(layout, flavor)
+        built = build_sm103(layout, module) if flavor == "sm103" else _wheels(layout, flavor)
         if stock:
             built.append(wheel_stage.build_stock(layout))
             wheel_stage.site(layout, "stock", built[-1])
@@ -112,19 +117,22 @@ def build(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = Fa
 
 def lock(
     what: Annotated[
-        Literal["all", "python", "debian"], typer.Argument(help="Which locks to resolve anew.")
+        Literal["all", "pins", "python", "debian"],
+        typer.Argument(help="Which locks to resolve anew."),
     ] = "all",
     check: Annotated[
         bool, typer.Option("--check", help="Only say whether the mirror still has what is locked.")
     ] = False,
 ) -> None:
-    """Resolve the locks anew: Python environments and Debian packages."""
+    """Lock what pins.toml has no hash for, and resolve Python and Debian packages anew."""
     layout = Layout.find()
     with build_lock(layout):
         if check:
             debian.fetch_debian(layout)
             say("every locked Debian package is at hand")
             return
+        if what in ("all", "pins"):
+            lock_pins(layout)
         if what in ("all", "python"):
             for path in lockfiles.lock_python(layout):
                 say(f"written: {path.relative_to(layout.root)}")

@@ -1,8 +1,10 @@
-"""FlashInfer's wheel with patched sources, for flavor "sm103".
+"""FlashInfer's wheel with patched sources, and how its fused-MoE module gets into an image.
 
-FlashInfer loads a precompiled module by its name and never compares it with the sources. So the
-wheel holds sources alone, mode "jit": where no stock module is installed beside it, the first start
-compiles the patched ones. headrace-module.json in it says the mode and the series.
+FlashInfer loads a precompiled module by its name and never compares it with the sources. So there
+are two modes, and the wheel says which one it is in, in headrace-module.json:
+
+jit  patched sources and no precompiled module anywhere: the first start compiles the patched one
+aot  that module compiled here, where FlashInfer looks first; needs the headers of flashinfer-cubin
 """
 
 from __future__ import annotations
@@ -10,22 +12,33 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 from headrace.errors import ConfigurationError, WheelError
-from headrace.pipeline import repack, sources, wheels
+from headrace.pipeline import aot, repack, wheels
+from headrace.pipeline.cuda import Toolkit
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, hash_tree
-from headrace.pipeline.pins import Pins
-from headrace.pipeline.series import read_series
+from headrace.pipeline.pins import Pin, Pins
+from headrace.pipeline.records import patch_record
 
-MODULE = "fused_moe_trtllm_sm100"
+Mode = Literal["jit", "aot"]
 RECORD = "flashinfer/data/headrace-module.json"
+# The symbol that the series exports and the release lacks.
+SYMBOL = "__tvm_ffi_trtllm_moe_activation_patch_id"
 # The package of the stock modules, which FlashInfer prefers to its own sources.
 STOCK_MODULES = "flashinfer-jit-cache"
 
 
-def require_no_stock_modules(pins: Pins) -> None:
-    """Raise ConfigurationError if the flavor pins what would be loaded in front of the sources."""
+def require_mode(pins: Pins, mode: str) -> None:
+    """Raise ConfigurationError unless there is such a mode and nothing would be loaded in front.
+
+    What is loaded in front of patched sources is a pin of the stock modules.
+    """
+    if mode not in get_args(Mode):
+        raise ConfigurationError(
+            f"--module: expected one of {', '.join(get_args(Mode))}, found '{mode}'"
+        )
     if any(pin.name == STOCK_MODULES for pin in pins.of_flavor("sm103")):
         raise ConfigurationError(
             f"{pins.path}: expected no {STOCK_MODULES} in flavor sm103, found a pin: FlashInfer "
@@ -33,30 +46,50 @@ def require_no_stock_modules(pins: Pins) -> None:
         )
 
 
-def flashinfer_wheel(layout: Layout, pins: Pins) -> Path:
+def flashinfer_wheel(layout: Layout, pins: Pins, toolkit: Toolkit, mode: Mode) -> Path:
     """Pack the patched FlashInfer under its own version; return the wheel.
 
     Raises:
-        WheelError: the tree holds anything that is compiled.
+        SourceError: mode "aot", and the headers that it compiles with cannot be had.
+        WheelError: the tree holds anything that is compiled, or the compile failed.
     """
     pin = pins.get("flashinfer")
-    sources.fetch_pin(layout, pin)
     tree = wheels.patch_project(layout, pin)
     require_sources_alone(tree)
     wheel = layout.wheels("sm103") / pin.file
-    series = read_series(layout, pin.id).sha256
+    module = aot.build_module(layout, pins, tree, toolkit) if mode == "aot" else None
+    says = describe(layout, pin, module)
     inputs = {
         "tree": hash_tree(tree),
-        "series": series,
+        "record": json.dumps(says, sort_keys=True),
         "stage": hash_file(Path(__file__)) + hash_file(Path(repack.__file__)),
     }
 
     def pack() -> None:
-        says = {"module": MODULE, "mode": "jit", "series_sha256": series}
-        repack.repack(tree, wheel, {RECORD: (json.dumps(says, indent=1) + "\n").encode()})
+        added = {RECORD: (json.dumps(says, indent=1) + "\n").encode()}
+        if module:
+            added[aot.PLACE] = module.read_bytes()
+        repack.repack(tree, wheel, added)
 
     Manifest(layout).run("wheel sm103 flashinfer", inputs, [wheel], pack)
     return wheel
+
+
+def describe(layout: Layout, pin: Pin, module: Path | None) -> dict[str, Any]:
+    """Return what headrace-module.json says of a wheel with that module, or with sources alone.
+
+    `sources` are the files that the series touches, `path` and `sha256` those of the module.
+    """
+    patched = patch_record(layout, pin)
+    return {
+        "module": aot.MODULE,
+        "mode": "aot" if module else "jit",
+        "path": aot.PLACE if module else None,
+        "sha256": hash_file(module) if module else None,
+        "symbol": SYMBOL,
+        "series_sha256": patched.series_sha256,
+        "sources": {path: sha256 for path, sha256 in patched.files.items() if sha256},
+    }
 
 
 def require_sources_alone(tree: Path) -> None:

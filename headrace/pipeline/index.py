@@ -25,6 +25,9 @@ from headrace.errors import MachineError
 
 # A public index of CPU builds, asked only for the kind "pytorch cpu".
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# FlashInfer's own index, asked only for the kind "flashinfer index".
+FLASHINFER_INDEX = "https://flashinfer.ai/whl"
+OWN_INDEX = {"pytorch cpu": PYTORCH_CPU_INDEX, "flashinfer index": FLASHINFER_INDEX}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pydantic import (
 from headrace.errors import ConfigurationError
 from headrace.pipeline.textfile import read_utf8
 
-Kind = Literal["pypi sdist", "pypi wheel", "pytorch cpu", "debian suite"]
+Kind = Literal["pypi sdist", "pypi wheel", "pytorch cpu", "flashinfer index", "debian suite"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 FLAVORS = ("cpu", "sm103")
 
@@ -27,7 +27,8 @@ class Pin(BaseModel):
     """One upstream at one version.
 
     `sha256` and `size` are those of `file`; an empty `sha256` means "not locked yet". A
-    "debian suite" has a `lock` in their place. `compile_for` is the GPU that its build is asked
+    "debian suite" has a `lock` in their place. `only_for` names the one stage that uses the pin and
+    brings it; everything else does without. `compile_for` is the GPU that its build is asked
     for, in that build's own words; `device_code` names the GPU architectures of which the
     component's libraries must hold at least one.
     """
@@ -44,6 +45,7 @@ class Pin(BaseModel):
     sha256: Sha256 = ""
     size: int = Field(default=0, ge=0)
     lock: str = ""
+    only_for: str = ""
     license: str = Field(min_length=1)
     flavors: frozenset[Literal["cpu", "sm103"]] = Field(min_length=1)
     patched: bool = False

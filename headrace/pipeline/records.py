@@ -112,10 +112,15 @@ def patch_records(layout: Layout, flavor: str) -> list[PatchRecord]:
         ConfigurationError: a record is missing or broken.
     """
     pins = load_pins(layout.pins).patched_projects(flavor)
-    return [_patch_record(layout, pin) for pin in pins]
+    return [patch_record(layout, pin) for pin in pins]
 
 
-def _patch_record(layout: Layout, pin: Pin) -> PatchRecord:
+def patch_record(layout: Layout, pin: Pin) -> PatchRecord:
+    """Return what the build recorded of one patched project.
+
+    Raises:
+        ConfigurationError: the record is missing or broken.
+    """
     path = layout.patched / f"{pin.folder}.json"
     try:
         value = json.loads(path.read_bytes())

@@ -44,7 +44,8 @@ def fetch(layout: Layout, flavor: str | None = None) -> list[Path]:
     """Fetch the pins of `flavor` (default: of all flavors) and unpack the patched projects.
 
     What is there and matches its hash is left alone; a file that does not match is deleted.
-    Debian packages are fetched by the image stage, from the lock that the pin names.
+    Debian packages are fetched by the image stage, from the lock that the pin names, and what one
+    stage alone uses by that stage.
 
     Returns:
         The archives, in pin order.
@@ -56,7 +57,9 @@ def fetch(layout: Layout, flavor: str | None = None) -> list[Path]:
     """
     pins = load_pins(layout.pins)
     chosen = pins.of_flavor(flavor) if flavor else list(pins.projects.values())
-    return [fetch_pin(layout, pin) for pin in chosen if pin.kind != "debian suite"]
+    return [
+        fetch_pin(layout, pin) for pin in chosen if pin.kind != "debian suite" and not pin.only_for
+    ]
 
 
 def fetch_pin(layout: Layout, pin: Pin) -> Path:
@@ -108,9 +111,10 @@ def _tags(filename: str) -> frozenset[Tag]:
 def _fetch_archive(layout: Layout, pin: Pin) -> Path:
     path = archive_path(layout, pin)
     if not pin.locked:
+        place = index.OWN_INDEX.get(pin.kind, "the index that pip is configured with")
         raise SourceError(
-            f"{layout.pins}: [{pin.id}]: expected a sha256, found none; "
-            "run `python build.py lock` on a machine that reaches its index"
+            f"{layout.pins}: [{pin.id}]: expected a sha256 of {pin.file}, found none: it comes "
+            f"from {place}; run `python build.py lock` on a machine that reaches it"
         )
     if path.exists():
         found = hash_file(path)
@@ -119,7 +123,7 @@ def _fetch_archive(layout: Layout, pin: Pin) -> Path:
             return path
         path.unlink()
         say(f"{path}: expected sha256 {pin.sha256}, found {found}; deleted, fetching it again")
-    link = _find(layout, pin)
+    link = find_link(layout, pin)
     with download_bar() as bar:
         found = _download(link, path, bar, expected=pin)
     _require_size(layout, pin, path)
@@ -137,9 +141,15 @@ def _require_size(layout: Layout, pin: Pin, path: Path) -> None:
         )
 
 
-def _find(layout: Layout, pin: Pin) -> Link:
+def find_link(layout: Layout, pin: Pin) -> Link:
+    """Return where an index has the file of `pin`.
+
+    Raises:
+        SourceError: it has no such file.
+        MachineError: it does not answer.
+    """
     # Pip's own places come first: a wheelhouse there is quicker than a public index.
-    places = [""] + ([index.PYTORCH_CPU_INDEX] if pin.kind == "pytorch cpu" else [])
+    places = [""] + ([index.OWN_INDEX[pin.kind]] if pin.kind in index.OWN_INDEX else [])
     try:
         for extra in places:
             for package in index.finder(extra_index=extra).find_all_packages(pin.name):
@@ -151,6 +161,19 @@ def _find(layout: Layout, pin: Pin) -> Link:
         f"{layout.pins}: [{pin.id}]: expected {pin.file} on the index that pip is configured with "
         f"(kind '{pin.kind}'), found no such file; see `pip config list`"
     )
+
+
+def download_unlocked(layout: Layout, pin: Pin) -> tuple[str, int]:
+    """Fetch the archive of a pin that has no hash yet; return its sha256 and size.
+
+    Raises:
+        SourceError: the index has no such file.
+        MachineError: the index does not answer.
+    """
+    link, path = find_link(layout, pin), archive_path(layout, pin)
+    with download_bar() as bar:
+        digest = _download(link, path, bar)
+    return digest, path.stat().st_size
 
 
 def _download(link: Link, path: Path, bar: Progress, expected: Pin | None = None) -> str:

@@ -8,23 +8,22 @@ helper puts ccache in front of the compiler by itself when it finds one.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.console import call, disk_error, working
+from headrace.console import call
 from headrace.errors import ConfigurationError, MachineError, WheelError
-from headrace.pipeline import series, sources
+from headrace.pipeline import pip_wheel, series, sources
 from headrace.pipeline.alias import write_alias
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.machine import GIB, jobs
 from headrace.pipeline.manifest import Manifest, hash_file, hash_text, hash_tree
 from headrace.pipeline.pins import Pin, load_pins, require_flavor
 
-# The earliest time a zip archive can hold, so the wheel's bytes never depend on a clock.
-EPOCH = "315532800"
+# A translation unit that includes torch's headers takes up to 2 GB.
+MEMORY_OF_ONE = 2 * GIB
 STOCK = "cpu-stock"
 OWN_FILES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 
@@ -42,9 +41,7 @@ def build_wheels(layout: Layout, flavor: str, *, use_cache: bool = True) -> list
     """
     require_flavor(flavor)
     if flavor != "cpu":
-        raise ConfigurationError(
-            f"--flavor: expected cpu, found '{flavor}': LMCache is not compiled for it yet"
-        )
+        raise ConfigurationError(f"--flavor: expected cpu, found '{flavor}'")
     pins = load_pins(layout.pins)
     pin = pins.get("lmcache")
     patch_project(layout, pin)
@@ -117,24 +114,20 @@ def site(layout: Layout, name: str, wheel: Path) -> Path:
 def _lmcache_wheel(layout: Layout, tree: Path, version: str, folder: Path, use_cache: bool) -> Path:
     tag = "cp311-cp311-linux_x86_64"
     wheel = folder / f"lmcache-{version}-{tag}.whl"
-    if sys.version_info[:2] != (3, 11) or platform.machine() != "x86_64":
-        raise MachineError(
-            f"expected Python 3.11 on x86_64 (the image's), found {platform.python_version()} "
-            f"on {platform.machine()}; set PYTHON and run `make venv`"
-        )
+    require_python()
     inputs = {
         "source": hash_tree(tree),
         "version": version,
         "dev.txt": hash_file(layout.locks / "dev.txt"),
         "compiler": hash_text(call(["g++", "--version"], error=MachineError, advice=_ADVICE)),
         "python": platform.python_version(),
-        "stage": hash_file(Path(__file__)),
+        "stage": hash_file(Path(__file__)) + hash_file(Path(pip_wheel.__file__)),
     }
     work = layout.build / "work" / folder.name
     environment = {
         "NO_GPU_EXT": "1",
         "SETUPTOOLS_SCM_PRETEND_VERSION": version,
-        "MAX_JOBS": str(_jobs()),
+        "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
         "CFLAGS": f"-g0 -ffile-prefix-map={work}=/usr/src/lmcache",
         "CCACHE_BASEDIR": str(layout.root),
         "CCACHE_NOHASHDIR": "1",
@@ -144,12 +137,21 @@ def _lmcache_wheel(layout: Layout, tree: Path, version: str, folder: Path, use_c
         f"wheel {folder.name} lmcache",
         inputs,
         [wheel],
-        lambda: _build(layout, tree, work, wheel, environment),
+        lambda: pip_wheel.build_copy(layout, tree, work, wheel, environment),
     )
     return wheel
 
 
 _ADVICE = "on Debian 12 run `ci/install-debian.sh`"
+
+
+def require_python() -> None:
+    """Raise MachineError unless this interpreter and machine are those of the image."""
+    if sys.version_info[:2] != (3, 11) or platform.machine() != "x86_64":
+        raise MachineError(
+            f"expected Python 3.11 on x86_64 (the image's), found {platform.python_version()} "
+            f"on {platform.machine()}; set PYTHON and run `make venv`"
+        )
 
 
 def own_wheel(layout: Layout, folder: Path) -> Path:
@@ -171,51 +173,7 @@ def own_wheel(layout: Layout, folder: Path) -> Path:
         for name in (*files, *package):
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(layout.root / name, work / name)
-        _pip_wheel(layout, work, wheel, {})
+        pip_wheel.build(layout, work, wheel, {})
 
     Manifest(layout).run(f"wheel {folder.name} headrace", {**files, **package}, [wheel], pack)
     return wheel
-
-
-def _build(layout: Layout, tree: Path, work: Path, wheel: Path, env: Mapping[str, str]) -> None:
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        # The build writes into its source folder, which must stay what its hashes say.
-        shutil.copytree(tree, work, symlinks=True)
-    except OSError as failure:
-        raise disk_error(failure, work) from failure
-    _pip_wheel(layout, work, wheel, env)
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def _pip_wheel(layout: Layout, work: Path, wheel: Path, env: Mapping[str, str]) -> None:
-    output = work.with_name(f"{work.name}.out")
-    shutil.rmtree(output, ignore_errors=True)
-    log = layout.logs / f"{wheel.parent.name}-{wheel.name.split('-')[0]}.log"
-    log.unlink(missing_ok=True)
-    with working(f"building {wheel.name}"):
-        call(
-            [
-                sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose",
-                "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", output, work,
-            ],
-            error=WheelError,
-            env={"SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0", **env},
-            log=log,
-            timeout=3600,
-        )  # fmt: skip
-    made = sorted(output.glob("*.whl"))
-    if [path.name for path in made] != [wheel.name]:
-        names = ", ".join(path.name for path in made) or "none"
-        raise WheelError(f"{output}: expected {wheel.name}, found {names}; see {log}")
-    wheel.parent.mkdir(parents=True, exist_ok=True)
-    for older in wheel.parent.glob(f"{wheel.name.split('-')[0]}-*.whl"):
-        older.unlink()
-    made[0].replace(wheel)
-    shutil.rmtree(output)
-
-
-def _jobs() -> int:
-    # A translation unit that includes torch's headers takes up to 2 GB.
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(os.cpu_count() or 1, memory // (2 << 30)))

@@ -1,42 +1,157 @@
-"""The wheels of flavor "sm103" that need no compiler: FlashInfer's patched sources, and headrace.
+"""Build the wheels of flavor "sm103" where no GPU is: LMCache with its CUDA extensions, FlashInfer
+with patched sources, and headrace itself.
 
-What a later compile could not get right is refused here already: an architecture in pins.toml that
-a build would turn into another one, or that SM103 does not run.
+What cannot come out right is refused before the first compile: an architecture that a build would
+turn into another one or that SM103 does not run, and an nvcc that does not know it. What came out
+is looked at with cuobjdump before it counts as built.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import shutil
 from pathlib import Path
 
-from headrace.errors import ConfigurationError
-from headrace.pipeline import wheels
-from headrace.pipeline.architectures import request_fault
-from headrace.pipeline.flashinfer import flashinfer_wheel, require_no_stock_modules
+from headrace.console import call, say
+from headrace.errors import ConfigurationError, HeadraceError, MachineError, SourceError
+from headrace.pipeline import aot, cuda, pip_wheel, sources, wheels
+from headrace.pipeline.architectures import Fault, nvcc_fault, request_fault
+from headrace.pipeline.cuda import Toolkit, cuda_toolkit
+from headrace.pipeline.device_code import require_device_code
+from headrace.pipeline.flashinfer import Mode, flashinfer_wheel, require_mode
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.pins import Pins, load_pins
+from headrace.pipeline.machine import GIB, jobs
+from headrace.pipeline.manifest import Manifest, hash_file, hash_text, hash_tree
+from headrace.pipeline.pins import Pin, Pins, load_pins
 
 FLAVOR = "sm103"
+# The heaviest translation unit of LMCache took 2.7 to 3.0 GiB of nvcc, as its own build says.
+MEMORY_OF_ONE = 3 * GIB
+TAG = "cp311-cp311-linux_x86_64"
 
 
-def build_sm103(layout: Layout) -> list[Path]:
-    """Build those wheels into build/wheels/sm103; return them.
+def build_sm103(layout: Layout, mode: Mode = "jit", *, use_cache: bool = True) -> list[Path]:
+    """Build the patched wheels into build/wheels/sm103; return them, LMCache's first.
+
+    Where FlashInfer's module cannot be compiled, the other wheels are still built.
+
+    Args:
+        mode: how FlashInfer's fused-MoE module gets into an image; see flashinfer.py.
+        use_cache: False compiles everything anew.
 
     Raises:
-        ConfigurationError: pins.toml asks for code that SM103 does not run, or pins stock modules.
-        WheelError: FlashInfer's tree holds anything that is compiled.
+        ConfigurationError: pins.toml asks for what cannot be compiled or does not run on SM103.
+        SourceError: a pin, or a wheel of the toolkit, cannot be had.
+        WheelError: a compile failed, or its result lacks the code that pins.toml promises.
     """
+    wheels.require_python()
     pins = load_pins(layout.pins)
     require_requests(pins)
-    require_no_stock_modules(pins)
-    folder = layout.wheels(FLAVOR)
-    return [flashinfer_wheel(layout, pins), wheels.own_wheel(layout, folder)]
+    require_mode(pins, mode)
+    missing = headers_fault(layout, pins) if mode == "aot" else None
+    if missing:
+        say(f"FlashInfer's wheel will be missing: {missing}")
+    toolkit = cuda_toolkit(layout)
+    require_nvcc(pins, toolkit)
+    for pin in compiled(pins):
+        sources.fetch_pin(layout, pin)
+    lmcache = _lmcache(layout, pins.get("lmcache"), toolkit, use_cache)
+    own = wheels.own_wheel(layout, layout.wheels(FLAVOR))
+    if missing:
+        # One of the other mode may lie there, and would get into an image.
+        (layout.wheels(FLAVOR) / pins.get("flashinfer").file).unlink(missing_ok=True)
+        raise missing
+    return [lmcache, flashinfer_wheel(layout, pins, toolkit, mode), own]
+
+
+def headers_fault(layout: Layout, pins: Pins) -> SourceError | None:
+    """Return why the headers that mode "aot" compiles with cannot be had, None if they are."""
+    try:
+        sources.fetch_pin(layout, pins.get(aot.HEADERS))
+    except SourceError as missing:
+        return missing
+    return None
 
 
 def require_requests(pins: Pins) -> None:
     """Raise ConfigurationError unless every `compile-for` of the flavor gives code for SM103."""
-    for pin in pins.of_flavor(FLAVOR):
-        if pin.patched and (fault := request_fault(pin)):
-            raise ConfigurationError(
-                f"{pins.path}: [{pin.id}] compile-for: expected {fault.expected}, found "
-                f"{fault.found}; correct it and run the command again"
-            )
+    for pin in compiled(pins):
+        _refuse(pins, pin, request_fault(pin), "compile-for")
+
+
+def require_nvcc(pins: Pins, toolkit: Toolkit) -> None:
+    """Raise ConfigurationError unless the toolkit's nvcc can compile what is asked for."""
+    release, known = toolkit.release(), toolkit.architectures()
+    for pin in compiled(pins):
+        _refuse(pins, pin, nvcc_fault(pin, release, known), f"locks/{cuda.LOCK}")
+
+
+def compiled(pins: Pins) -> list[Pin]:
+    """Return the pins of the flavor that are compiled here."""
+    return [pin for pin in pins.of_flavor(FLAVOR) if pin.patched]
+
+
+def _refuse(pins: Pins, pin: Pin, fault: Fault | None, where: str) -> None:
+    if fault is not None:
+        raise ConfigurationError(
+            f"{pins.path}: [{pin.id}] {where}: expected {fault.expected}, found {fault.found}; "
+            "correct it and run the command again"
+        )
+
+
+def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Path:
+    tree = wheels.patch_project(layout, pin)
+    version = wheels.patched_version(layout, pin)
+    wheel = layout.wheels(FLAVOR) / f"lmcache-{version}-{TAG}.whl"
+    work = layout.build / "work" / FLAVOR
+    inputs = {
+        "source": hash_tree(tree),
+        "version": version,
+        "toolkit": hash_file(layout.build / "cuda" / "headrace-lock"),
+        "compile-for": pin.compile_for,
+        "device-code": " ".join(pin.device_code),
+        "compiler": hash_text(call(["g++", "--version"], error=MachineError)),
+        "python": platform.python_version(),
+        "stage": hash_file(Path(__file__)) + hash_file(Path(pip_wheel.__file__)),
+    }
+
+    def build() -> None:
+        env = _environment(layout, pin, toolkit, version, work, use_cache)
+        pip_wheel.build_copy(layout, tree, work, wheel, env, toolkit.python)
+        try:
+            found = require_device_code(toolkit, pin, wheel)
+        except HeadraceError:
+            wheel.unlink()
+            raise
+        for name, code in found.items():
+            say(f"{name}: {', '.join(sorted(code))}")
+
+    Manifest(layout).run("wheel sm103 lmcache", inputs, [wheel], build)
+    return wheel
+
+
+def _environment(
+    layout: Layout, pin: Pin, toolkit: Toolkit, version: str, work: Path, use_cache: bool
+) -> dict[str, str]:
+    mapped = f"-ffile-prefix-map={work}=/usr/src/lmcache"
+    cache = use_cache and shutil.which("ccache")
+    return {
+        "BUILD_WITH_CUDA": "1",
+        "CUDA_HOME": str(toolkit.home),
+        "LMCACHE_CUDA_MAJOR": str(toolkit.release()[0]),
+        "TORCH_CUDA_ARCH_LIST": pin.compile_for,
+        # Ninja and nvcc are looked up in PATH.
+        "PATH": os.pathsep.join(
+            [str(toolkit.python.parent), str(toolkit.home / "bin"), os.environ.get("PATH", "")]
+        ),
+        "PYTORCH_NVCC": f"ccache {toolkit.nvcc}" if cache else str(toolkit.nvcc),
+        "NVCC_APPEND_FLAGS": f"-Xcompiler={mapped}",
+        "NVCC_THREADS": "1",
+        "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
+        "SETUPTOOLS_SCM_PRETEND_VERSION": version,
+        "CFLAGS": f"-g0 {mapped}",
+        "CCACHE_BASEDIR": str(layout.root),
+        "CCACHE_NOHASHDIR": "1",
+        **({} if use_cache else {"CCACHE_DISABLE": "1"}),
+    }

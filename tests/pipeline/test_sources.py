@@ -144,8 +144,19 @@ def test_a_pin_without_hash_is_refused(tmp_path: Path, served: Path) -> None:
     layout = checkout(tmp_path, b"x")
     text = layout.pins.read_text()
     layout.pins.write_text(text.replace(hashlib.sha256(b"x").hexdigest(), ""))
-    with pytest.raises(SourceError, match=r"\[demo\]: expected a sha256, found none; run"):
+    with pytest.raises(
+        SourceError, match=r"\[demo\]: expected a sha256 of demo-1.0.tar.gz, found none"
+    ):
         sources.fetch(layout)
+
+
+def test_what_one_stage_alone_uses_waits_for_that_stage(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, b"x", sha256="cd" * 32)
+    with layout.pins.open("a") as pins:
+        pins.write('only-for = "that stage"\n')
+    assert sources.fetch(layout) == []
+    with pytest.raises(SourceError, match="expected sha256 cdcd"):
+        sources.fetch_pin(layout, load_pins(layout.pins).get("demo"))
 
 
 def test_a_lost_network_is_one_line_that_names_no_host(
@@ -197,6 +208,13 @@ def test_another_wheel_of_the_same_tags_is_brought_for_a_rebase(
     offer(served, "demo-1.1.tar.gz", other, newer)
     tree = sources.fetch_other_version(layout, pin, "1.1")
     assert (tree / "demo/__init__.py").read_bytes() == b"new\n"
+
+
+def test_a_file_without_a_hash_yet_is_hashed(tmp_path: Path, served: Path) -> None:
+    layout = checkout(tmp_path, b"x")
+    pin = load_pins(layout.pins).get("demo").model_copy(update={"sha256": "", "size": 0})
+    data = (served / FILE).read_bytes()
+    assert sources.download_unlocked(layout, pin) == (hashlib.sha256(data).hexdigest(), len(data))
 
 
 def test_a_kind_without_a_tree_has_no_other_version(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""FlashInfer's patched wheel: refused where it would not be what runs, and packed as it was."""
+"""What cannot come out right is refused before a toolkit is fetched or anything is compiled."""
 
 from __future__ import annotations
 
@@ -9,41 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import ConfigurationError, WheelError
+from headrace.errors import ConfigurationError, PublishError, SourceError, WheelError
 from headrace.pipeline import commands_line, flashinfer, sources, wheels, wheels_sm103
+from headrace.pipeline.cuda import Toolkit
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.pins import Pin, load_pins
-from headrace.pipeline.series import series_text
+from headrace.pipeline.pins import Pin, Pins, load_pins
+from headrace.pipeline.publish import refuse_unlocked
 
 COMMITTED = Layout.find()
-WHEEL = "flashinfer_python-0.7.0.post1-py3-none-any.whl"
+KERNEL = "flashinfer/data/csrc/kernel.cu"
+NVCC = """#!/bin/sh
+case $1 in
+--version) echo "Cuda compilation tools, release 12.8, V12.8.93" ;;
+--list-gpu-arch) echo "compute_90 compute_100" ;;
+esac
+"""
 
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    """A checkout with the committed pins and a small patched FlashInfer."""
+    """A checkout with the committed pins and an empty FlashInfer, where no toolkit can be had."""
     found = Layout(tmp_path / "checkout")
-    tree = found.patched / load_pins(COMMITTED.pins).get("flashinfer").folder
-    (tree / "flashinfer/data/csrc").mkdir(parents=True)
-    (tree / "flashinfer/data/csrc/kernel.cu").write_text("// patched\n")
-    (tree / "flashinfer/data/csrc/algorithm.sort_heap.h").write_text("// no library\n")
-    (tree / "flashinfer_python-0.7.0.post1.dist-info").mkdir()
-    (found.patches / "flashinfer").mkdir(parents=True)
-    (found.patches / "flashinfer/series").write_text(series_text([]))
+    found.root.mkdir()
     found.pins.write_text(COMMITTED.pins.read_text())
 
-    def patched(layout: Layout, pin: Pin) -> Path:
-        return tree
+    def none(layout: Layout) -> Toolkit:
+        raise AssertionError("the toolkit was asked for")
 
-    def fetched(layout: Layout, pin: Pin) -> Path:
-        return layout.sources / pin.file
-
-    def own(layout: Layout, folder: Path) -> Path:
-        return folder / "headrace.whl"
-
-    monkeypatch.setattr(wheels, "patch_project", patched)
-    monkeypatch.setattr(wheels, "own_wheel", own)
-    monkeypatch.setattr(sources, "fetch_pin", fetched)
+    monkeypatch.setattr(wheels_sm103, "cuda_toolkit", none)
     return found
 
 
@@ -53,23 +46,9 @@ def change(layout: Layout, old: str, new: str) -> None:
     layout.pins.write_text(text.replace(old, new, 1))
 
 
-def test_patched_sources_are_packed_under_the_same_version(layout: Layout) -> None:
-    wheel, own = wheels_sm103.build_sm103(layout)
-    assert (wheel.name, own.name) == (WHEEL, "headrace.whl")
-    with zipfile.ZipFile(wheel) as zipped:
-        assert zipped.read("flashinfer/data/csrc/kernel.cu") == b"// patched\n"
-        assert not [name for name in zipped.namelist() if "/aot/" in name or name.endswith(".so")]
-        says = json.loads(zipped.read("flashinfer/data/headrace-module.json"))
-    assert (says["mode"], says["module"]) == ("jit", "fused_moe_trtllm_sm100")
-
-
-def test_another_series_makes_another_wheel_and_the_rest_does_not(layout: Layout) -> None:
-    pins = load_pins(layout.pins)
-    stamp = flashinfer.flashinfer_wheel(layout, pins).stat().st_mtime_ns
-    assert flashinfer.flashinfer_wheel(layout, pins).stat().st_mtime_ns == stamp
-    kernel = layout.patched / pins.get("flashinfer").folder / "flashinfer/data/csrc/kernel.cu"
-    kernel.write_text("// patched anew\n")
-    assert flashinfer.flashinfer_wheel(layout, pins).stat().st_mtime_ns != stamp
+def test_the_committed_pins_get_as_far_as_the_toolkit(layout: Layout) -> None:
+    with pytest.raises(AssertionError, match="the toolkit was asked for"):
+        wheels_sm103.build_sm103(layout)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +71,68 @@ def test_pins_that_cannot_come_out_right_are_refused(
     change(layout, old, new)
     with pytest.raises(ConfigurationError, match=complaint):
         wheels_sm103.build_sm103(layout)
-    assert not layout.wheels("sm103").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["aot/fused_moe_trtllm_sm100/fused_moe_trtllm_sm100.so", "lib/libnvtensor.so.1"]
-)
-def test_a_precompiled_module_in_the_tree_is_refused(layout: Layout, name: str) -> None:
-    stray = (
-        layout.patched / load_pins(layout.pins).get("flashinfer").folder / "flashinfer/data" / name
-    )
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"\x7fELF")
-    with pytest.raises(WheelError, match=f"expected sources alone, found flashinfer/data/{name}"):
-        wheels_sm103.build_sm103(layout)
+def test_an_nvcc_that_does_not_know_sm103_is_refused(layout: Layout, tmp_path: Path) -> None:
+    toolkit = Toolkit(tmp_path / "python", tmp_path / "home")
+    toolkit.nvcc.parent.mkdir(parents=True)
+    toolkit.nvcc.write_text(NVCC)
+    toolkit.nvcc.chmod(0o755)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"\[lmcache\] locks/sm103-build\.txt: expected an nvcc that knows compute_103a, "
+        r"found release 12\.8, which does not",
+    ):
+        wheels_sm103.require_nvcc(load_pins(layout.pins), toolkit)
+
+
+def test_what_the_module_compiles_with_says_from_where_it_comes(layout: Layout) -> None:
+    missing = wheels_sm103.headers_fault(layout, load_pins(layout.pins))
+    said = str(missing)
+    assert "flashinfer_cubin-0.7.0.post1-py3-none-any.whl, found none" in said
+    assert "it comes from https://flashinfer.ai/whl" in said
+    assert "`python build.py lock` on a machine that reaches it" in said
+
+
+def test_without_the_headers_the_other_wheels_are_built_and_the_old_one_is_gone(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+
+    def nothing(*_: object) -> None:
+        built.append("nothing")
+
+    def lmcache(*_: object) -> Path:
+        built.append("lmcache")
+        return Path("lmcache.whl")
+
+    def own(*_: object) -> Path:
+        built.append("headrace")
+        return Path("headrace.whl")
+
+    monkeypatch.setattr(wheels_sm103, "cuda_toolkit", nothing)
+    monkeypatch.setattr(wheels_sm103, "require_nvcc", nothing)
+    monkeypatch.setattr(sources, "fetch_pin", _only_locked)
+    monkeypatch.setattr(wheels_sm103, "_lmcache", lmcache)
+    monkeypatch.setattr(wheels, "own_wheel", own)
+    older = layout.wheels("sm103") / load_pins(layout.pins).get("flashinfer").file
+    older.parent.mkdir(parents=True)
+    older.write_bytes(b"of mode jit")
+    with pytest.raises(SourceError, match="flashinfer-cubin"):
+        wheels_sm103.build_sm103(layout, "aot")
+    assert built == ["nothing", "nothing", "lmcache", "headrace"]
+    assert not older.exists()
+
+
+def _only_locked(layout: Layout, pin: Pin) -> Path:
+    if not pin.locked:
+        raise SourceError(f"[{pin.id}] is not locked")
+    return layout.sources / pin.file
+
+
+def test_an_image_of_the_flavor_cannot_be_published_while_a_pin_has_no_hash() -> None:
+    with pytest.raises(PublishError, match="expected a sha256 for flashinfer-cubin, found none"):
+        refuse_unlocked(COMMITTED, "sm103")
 
 
 @pytest.mark.parametrize(
@@ -121,3 +148,71 @@ def test_what_needs_an_image_is_refused_at_once(command: Callable[[], None]) -> 
         ConfigurationError, match=r"has no image of it.* run `python build.py wheels"
     ):
         command()
+
+
+@pytest.fixture
+def packed(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
+    """Packs a small FlashInfer in mode "jit"; returns the wheel."""
+    pins = load_pins(layout.pins)
+    tree = layout.patched / pins.get("flashinfer").folder
+    (tree / "flashinfer/data/csrc").mkdir(parents=True)
+    (tree / KERNEL).write_text("// patched\n")
+    (tree / "flashinfer/data/csrc/algorithm.sort_heap.h").write_text("// no library\n")
+    (tree / "flashinfer_python-0.7.0.post1.dist-info").mkdir()
+    record = {"series_sha256": "5e" * 32, "files": {KERNEL: "ab" * 32, "flashinfer/gone.py": None}}
+    tree.with_name(f"{tree.name}.json").write_text(json.dumps(record))
+
+    def patched(layout: Layout, pin: Pin) -> Path:
+        return tree
+
+    monkeypatch.setattr(wheels, "patch_project", patched)
+
+    def pack() -> Path:
+        nowhere = Toolkit(Path("none"), Path("none"))
+        return flashinfer.flashinfer_wheel(layout, pins, nowhere, "jit")
+
+    return pack
+
+
+def test_jit_packs_patched_sources_under_the_same_version_and_says_so(
+    packed: Callable[[], Path],
+) -> None:
+    wheel = packed()
+    assert wheel.name == "flashinfer_python-0.7.0.post1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as zipped:
+        assert zipped.read(KERNEL) == b"// patched\n"
+        assert not [name for name in zipped.namelist() if "/aot/" in name or name.endswith(".so")]
+        says = json.loads(zipped.read("flashinfer/data/headrace-module.json"))
+    assert says == {
+        "module": "fused_moe_trtllm_sm100",
+        "mode": "jit",
+        "path": None,
+        "sha256": None,
+        "symbol": "__tvm_ffi_trtllm_moe_activation_patch_id",
+        "series_sha256": "5e" * 32,
+        "sources": {KERNEL: "ab" * 32},
+    }
+
+
+def test_other_sources_make_another_wheel_and_the_same_ones_none(
+    layout: Layout, packed: Callable[[], Path]
+) -> None:
+    stamp = packed().stat().st_mtime_ns
+    assert packed().stat().st_mtime_ns == stamp
+    tree = layout.patched / load_pins(layout.pins).get("flashinfer").folder
+    (tree / KERNEL).write_text("// patched anew\n")
+    assert packed().stat().st_mtime_ns != stamp
+
+
+@pytest.mark.parametrize(
+    "name", ["aot/fused_moe_trtllm_sm100/fused_moe_trtllm_sm100.so", "lib/libnvtensor.so.1"]
+)
+def test_a_precompiled_module_in_the_tree_is_refused(
+    layout: Layout, packed: Callable[[], Path], name: str
+) -> None:
+    pins: Pins = load_pins(layout.pins)
+    stray = layout.patched / pins.get("flashinfer").folder / "flashinfer/data" / name
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(b"\x7fELF")
+    with pytest.raises(WheelError, match=f"expected sources alone, found flashinfer/data/{name}"):
+        packed()

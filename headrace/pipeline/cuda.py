@@ -1,0 +1,117 @@
+"""The CUDA toolkit of flavor "sm103", from wheels alone: build/cuda, a Python environment.
+
+It holds the pinned torch, nvcc and cuobjdump of locks/sm103-build.txt, and what LMCache builds
+with. No GPU, driver or installed CUDA is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.console import call, disk_error, working
+from headrace.errors import MachineError, SourceError
+from headrace.pipeline import sources
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
+from headrace.pipeline.pins import load_pins
+
+LOCK = "sm103-build.txt"
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """One CUDA toolkit and the Python that has torch for it.
+
+    Attributes:
+        home: what builds know as CUDA_HOME.
+    """
+
+    python: Path
+    home: Path
+
+    @property
+    def nvcc(self) -> Path:
+        return self.home / "bin" / "nvcc"
+
+    @property
+    def cuobjdump(self) -> Path:
+        return self.home / "bin" / "cuobjdump"
+
+    def release(self) -> tuple[int, int]:
+        """Return nvcc's release, e.g. (13, 0).
+
+        Raises:
+            MachineError: nvcc does not run, or does not say.
+        """
+        said = call([self.nvcc, "--version"], error=MachineError)
+        found = re.search(r"release (\d+)\.(\d+)", said)
+        if found is None:
+            raise MachineError(f"{self.nvcc}: expected a release, found {said.strip()!r}")
+        return int(found[1]), int(found[2])
+
+    def architectures(self) -> list[str]:
+        """Return what nvcc can compile for, e.g. compute_103."""
+        return call([self.nvcc, "--list-gpu-arch"], error=MachineError).split()
+
+
+def cuda_toolkit(layout: Layout) -> Toolkit:
+    """Make build/cuda unless it is there already; return the toolkit in it.
+
+    Raises:
+        SourceError: a wheel is gone or does not match its hash.
+        MachineError: the disk is full.
+    """
+    pin = load_pins(layout.pins).get("torch")
+    torch = sources.fetch_pin(layout, pin)
+    lock = layout.locks / LOCK
+    folder = layout.build / "cuda"
+    # The last thing that is written, so that it stands for the whole folder.
+    done = folder / "headrace-lock"
+    inputs = {pin.file: pin.sha256, LOCK: hash_file(lock), "stage": hash_file(Path(__file__))}
+
+    def make() -> None:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            _install(layout, folder, torch, lock)
+            _complete(_home(folder))
+            write_atomically(done, f"{inputs[LOCK]}\n")
+        except OSError as failure:
+            raise disk_error(failure, folder) from failure
+
+    Manifest(layout).run("cuda toolkit", inputs, [done], make)
+    return Toolkit(folder / "bin" / "python", _home(folder))
+
+
+def _home(folder: Path) -> Path:
+    return folder / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
+
+
+def _install(layout: Layout, folder: Path, torch: Path, lock: Path) -> None:
+    log = layout.logs / "cuda.log"
+    log.unlink(missing_ok=True)
+    pip: list[str | Path] = [
+        sys.executable, "-m", "pip", "--python", folder / "bin" / "python",
+        "--disable-pip-version-check", "install", "--no-deps", "--no-compile",
+    ]  # fmt: skip
+    with working(f"installing torch and the CUDA toolkit of locks/{LOCK}"):
+        call(
+            [sys.executable, "-m", "venv", "--without-pip", folder],
+            error=MachineError, log=log,
+        )  # fmt: skip
+        # By its file: a CPU build of the same version in one of pip's folders would win.
+        call([*pip, "--no-index", torch], error=SourceError, log=log)
+        call(
+            [*pip, "--only-binary", ":all:", "--require-hashes", "--requirement", lock],
+            error=SourceError, log=log,
+            advice="run the command again; or lock anew: `python build.py lock python`",
+        )  # fmt: skip
+
+
+def _complete(home: Path) -> None:
+    """Give the wheels' toolkit the names that linkers ask for and wheels leave out."""
+    (home / "lib64").symlink_to("lib")
+    (home / "lib" / "libcudart.so").symlink_to("libcudart.so.13")
