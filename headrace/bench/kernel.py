@@ -16,6 +16,7 @@ from headrace.bench.kernel_plan import KernelPlan
 from headrace.bench.kernel_result import KernelComparison, read_row
 from headrace.bench.kernel_routing import Workset, random_slots, route
 from headrace.errors import SuiteVoidError
+from headrace.folder import output_folder
 
 SEED = 7
 DRIVER_SECONDS = 200
@@ -40,9 +41,8 @@ def compare_kernels(
     started = time.monotonic()
     device = find_device()
     compiler = find_nvcc(nvcc, gate)
-    out.mkdir(parents=True, exist_ok=True)
     step(f"compiling for {device.name} (sm_{device.arch})")
-    with tempfile.TemporaryDirectory() as scratch:
+    with output_folder(out), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         programs = build_programs(compiler, device.arch, stock, patched, folder)
         calls, cases = [], []
@@ -53,12 +53,14 @@ def compare_kernels(
             calls.append(made[0])
         step(f"running {len(cases)} calls")
         lines = _drive([programs.driver, programs.stock, programs.patched, *cases])
-    copy_tbs = read_copy(lines[0])
-    rows = tuple(read_row(line, **numbers) for line, numbers in zip(lines[1:], calls, strict=True))
-    result = KernelComparison(
-        device.name, device.arch, copy_tbs, rows, round(time.monotonic() - started, 1)
-    )
-    result.write(out / "bench-kernel.json")
+        copy_tbs = read_copy(lines[0])
+        rows = tuple(
+            read_row(line, **numbers) for line, numbers in zip(lines[1:], calls, strict=True)
+        )
+        result = KernelComparison(
+            device.name, device.arch, copy_tbs, rows, round(time.monotonic() - started, 1)
+        )
+        result.write(out / "bench-kernel.json")
     return result
 
 

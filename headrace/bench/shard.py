@@ -18,6 +18,7 @@ from headrace.bench.shard_result import Place, ShardComparison, ShardRow, Timing
 from headrace.bench.statistics import Round, paired_ratio
 from headrace.console import disk_error
 from headrace.errors import SuiteVoidError
+from headrace.folder import output_folder
 from headrace.suites.ranks.failures import RanksHungError
 from headrace.suites.ranks.pool import RankPool
 from headrace.suites.ranks.servers import Shards
@@ -107,11 +108,8 @@ def compare_shards(
     for name, site in (("stock", stock), ("patched", patched)):
         require_lmcache(name, site)
     began = time.monotonic()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise disk_error(failure, folder) from failure
     with ExitStack() as stack:
+        stack.enter_context(output_folder(folder))
         builds = [
             stack.enter_context(_build(name, site, plan, folder))
             for name, site in (("stock", stock), ("patched", patched))

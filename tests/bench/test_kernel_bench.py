@@ -171,33 +171,47 @@ cp "$(dirname "$0")/driver" "$2"
 """
 
 
-def test_a_dry_run_writes_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: Callable[..., str]
-) -> None:
-    times = {"stock_us": [3.0, 2.0, 9.0], "patched_us": [1.0]}
-    line = json.dumps({"payload_differences": 0, "scale_differences": 2, **times})
-    driver = f"""#!{sys.executable}
-import sys
-print({json.dumps({"copy_tbs": 4.0})!r})
-for case in sys.argv[3:]:
-    print({line!r})
-"""
-    nvcc = tmp_path / "nvcc"
-    for path, text in ((nvcc, NVCC), (tmp_path / "driver", driver)):
+def dry_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cuda: Callable[..., str], driver: str
+) -> KernelComparison:
+    """Compare into folder/out with that driver, which stands in for the compiled one."""
+    nvcc = folder / "nvcc"
+    for path, text in ((nvcc, NVCC), (folder / "driver", f"#!{sys.executable}\n{driver}")):
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     device = find_device(cuda(9, 0))
     monkeypatch.setattr(kernel, "find_device", lambda: device)
     monkeypatch.setattr("headrace.bench.kernel_build.activation_text", lambda tree: "")
-    result = compare_kernels(
-        Path("stock"), Path("patched"), QUICK_KERNEL, tmp_path / "out", lambda what: None, nvcc=nvcc
+    return compare_kernels(
+        Path("stock"), Path("patched"), QUICK_KERNEL, folder / "out", lambda what: None, nvcc=nvcc
     )
+
+
+def test_a_dry_run_writes_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: Callable[..., str]
+) -> None:
+    times = {"stock_us": [3.0, 2.0, 9.0], "patched_us": [1.0]}
+    line = json.dumps({"payload_differences": 0, "scale_differences": 2, **times})
+    driver = f"""import sys
+print({json.dumps({"copy_tbs": 4.0})!r})
+for case in sys.argv[3:]:
+    print({line!r})
+"""
+    result = dry_run(tmp_path, monkeypatch, cuda, driver)
     assert [(row.tokens, row.ranks) for row in result.rows] == QUICK_KERNEL.shapes()
     assert {(row.stock_us, row.patched_us, row.scale_differences) for row in result.rows} == {
         (3.0, 1.0, 2)
     }
     written = json.loads((tmp_path / "out" / "bench-kernel.json").read_text())
     assert written["arch"] == "90a"
+
+
+def test_a_driver_that_fails_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: Callable[..., str]
+) -> None:
+    with pytest.raises(SuiteVoidError):
+        dry_run(tmp_path, monkeypatch, cuda, "raise SystemExit('no GPU')\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
