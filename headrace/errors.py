@@ -117,3 +117,9 @@ class ShardError(HeadraceError):
     """A Valkey that holds a part of the cache cannot be reached or read."""
 
     exit_code = 18
+
+
+class KernelModuleError(HeadraceError):
+    """FlashInfer's module is not the one that the build recorded."""
+
+    exit_code = 19
