@@ -27,6 +27,8 @@ HEADERS = "flashinfer-cubin"
 # With the whole list of kernels one of its files took 4.9 GB of nvcc.
 MEMORY_OF_ONE = 5 * GIB
 TIMEOUT_S = 7200.0
+# Where the sources seem to lie, wherever they are compiled.
+SOURCES = "/usr/src/flashinfer"
 GENERATE = (
     "from flashinfer.jit.fused_moe import gen_trtllm_gen_fused_moe_sm100_module as generate; "
     "generate().build(verbose=True)"
@@ -91,21 +93,32 @@ def generate(
         ["g++", "-shared", "-x", "c++", "/dev/null", "-Wl,-soname,libcuda.so.1", "-o", stub],
         error=WheelError,
     )
-    found = [toolkit.python.parent, toolkit.home / "bin", os.environ.get("PATH", "")]
+    programs = [toolkit.python.parent, toolkit.home / "bin", os.environ.get("PATH", "")]
+    seem = {path[0]: SOURCES, work: f"{SOURCES}/build", toolkit.python.parents[1]: "/usr"}
+    maps = [f"-ffile-prefix-map={folder.resolve()}={name}" for folder, name in seem.items()]
+    # What the caller has set for a FlashInfer of their own would bring other headers or flags.
+    unset = [f"--unset={name}" for name in sorted(os.environ) if name.startswith("FLASHINFER_")]
+    settings = {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "PATH": os.pathsep.join(map(str, programs)),
+        "CUDA_HOME": str(toolkit.home),
+        "FLASHINFER_CUDA_ARCH_LIST": compile_for,
+        "FLASHINFER_WORKSPACE_BASE": str(work),
+        "FLASHINFER_NO_DOWNLOAD": "1",
+        # The same bytes wherever and whenever it is compiled: messages name files, and symbols that
+        # nobody needs name nvcc's processes.
+        "FLASHINFER_EXTRA_CFLAGS": " ".join(maps),
+        "FLASHINFER_EXTRA_CUDAFLAGS": " ".join(f"-Xcompiler={each}" for each in maps),
+        "FLASHINFER_EXTRA_LDFLAGS": f"-L{stub.parent} -Wl,--strip-all",
+        "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
+    }
     with working(f"compiling {MODULE}"):
         call(
-            [toolkit.python, "-B", "-c", GENERATE],
+            [
+                "env", *unset, *(f"{name}={value}" for name, value in settings.items()),
+                toolkit.python, "-B", "-c", GENERATE,
+            ],
             error=WheelError,
-            env={
-                "PYTHONPATH": os.pathsep.join(map(str, path)),
-                "PATH": os.pathsep.join(map(str, found)),
-                "CUDA_HOME": str(toolkit.home),
-                "FLASHINFER_CUDA_ARCH_LIST": compile_for,
-                "FLASHINFER_WORKSPACE_BASE": str(work),
-                "FLASHINFER_NO_DOWNLOAD": "1",
-                "FLASHINFER_EXTRA_LDFLAGS": f"-L{stub.parent}",
-                "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
-            },
             log=log,
             timeout=TIMEOUT_S,
-        )
+        )  # fmt: skip

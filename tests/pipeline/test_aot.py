@@ -23,7 +23,16 @@ for folder in $(echo "$PYTHONPATH" | tr : ' '); do
     test -d "$folder/flashinfer" || test -d "$folder/flashinfer_cubin"
 done
 test "$FLASHINFER_NO_DOWNLOAD" = 1
-test -f "${FLASHINFER_EXTRA_LDFLAGS#-L}/libcuda.so"
+set -- $FLASHINFER_EXTRA_LDFLAGS
+test -f "${1#-L}/libcuda.so"
+test "$2" = -Wl,--strip-all
+test -z "$FLASHINFER_CUBIN_DIR"
+tree="${PYTHONPATH%%:*}"
+for flag in $FLASHINFER_EXTRA_CFLAGS $FLASHINFER_EXTRA_CUDAFLAGS; do
+    test "$flag" != "-Xcompiler=-ffile-prefix-map=$tree=/usr/src/flashinfer" || mapped=nvcc$mapped
+    test "$flag" != "-ffile-prefix-map=$tree=/usr/src/flashinfer" || mapped=$mapped,g++
+done
+test "$mapped" = nvcc,g++
 made=$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer/1/103a/cached_ops/fused_moe_trtllm_sm100
 mkdir -p "$made"
 echo "ELF file    1: kernel.1.sm_CODE.cubin" > "$made/fused_moe_trtllm_sm100.so"
@@ -102,6 +111,14 @@ def test_the_two_modes_do_not_pass_for_one_another(layout: Layout, tmp_path: Pat
         with pack(layout, tools, mode) as zipped:  # type: ignore[arg-type]  # of the two modes
             assert (aot.PLACE in zipped.namelist()) == holds
             assert json.loads(zipped.read(flashinfer.RECORD))["mode"] == mode
+
+
+def test_what_the_caller_set_for_flashinfer_does_not_count(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHINFER_CUBIN_DIR", "/elsewhere")
+    with pack(layout, toolkit(tmp_path)) as zipped:
+        assert zipped.read(aot.PLACE) == MODULE
 
 
 def test_a_module_for_another_gpu_is_refused(layout: Layout, tmp_path: Path) -> None:
