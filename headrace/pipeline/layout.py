@@ -42,6 +42,10 @@ class Layout:
     def locks(self) -> Path:
         return self.root / "locks"
 
+    def exclude_locks(self, flavor: str) -> list[Path]:
+        """Return the files that name what dependencies ask for and no image of `flavor` holds."""
+        return [self.locks / "exclude.txt", self.locks / f"exclude-{flavor}.txt"]
+
     @property
     def docker(self) -> Path:
         return self.root / "docker"

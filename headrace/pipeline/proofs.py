@@ -28,7 +28,7 @@ CUDA_FILES = [
 ]
 CUDA_DISTRIBUTIONS = ["nvidia-*", "cuda-*", "cupy*", "nixl*", "flashinfer*"]
 
-# Run-time requirements of our components that no lock resolves, besides locks/exclude.txt.
+# Run-time requirements of our components that no lock resolves, besides those that locks/ excludes.
 BUILD_ONLY = {
     "setuptools-scm": "LMCache lists the tool that its own build takes the version from",
 }
@@ -179,7 +179,8 @@ def libraries(subject: Subject) -> str:
 
 def metadata(subject: Subject) -> str:
     """Installed distributions agree with each other, but for the exclusions of the locks."""
-    facts = subject.ask("metadata", {"excluded": {**exclusions(subject.layout), **BUILD_ONLY}})
+    excluded = {**exclusions(subject.layout, subject.flavor), **BUILD_ONLY}
+    facts = subject.ask("metadata", {"excluded": excluded})
     waived = ", ".join(sorted(facts.get("waived", {}))) or "none"
     return f"{facts['distributions']} distributions; excluded by design: {waived}"
 

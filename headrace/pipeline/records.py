@@ -102,7 +102,11 @@ def wheel_records(layout: Layout, flavor: str) -> list[WheelRecord]:
 def components(layout: Layout, flavor: str) -> set[str]:
     """Return the distributions that we answer for: headrace itself, and everything pinned."""
     pins = load_pins(layout.pins).of_flavor(flavor)
-    return {"headrace", *(canonicalize_name(pin.name) for pin in pins if pin.file)}
+    return {"headrace", *(canonicalize_name(pin.name) for pin in pins if _installed(pin))}
+
+
+def _installed(pin: Pin) -> bool:
+    return bool(pin.file) and not pin.only_for
 
 
 def patch_records(layout: Layout, flavor: str) -> list[PatchRecord]:
@@ -132,13 +136,19 @@ def patch_record(layout: Layout, pin: Pin) -> PatchRecord:
         ) from broken
 
 
-def exclusions(layout: Layout) -> dict[str, str]:
-    """Return reason by distribution that dependencies ask for and no image may hold.
+def exclusions(layout: Layout, flavor: str) -> dict[str, str]:
+    """Return reason by distribution that dependencies ask for and no image of `flavor` may hold.
 
-    They are the entries of locks/exclude.txt; the comment lines above an entry are its reason, and
-    entries without a blank line between them share it.
+    They are the entries of locks/exclude.txt and locks/exclude-FLAVOR.txt; the comment lines above
+    an entry are its reason, and entries without a blank line between them share it.
     """
-    path = layout.locks / "exclude.txt"
+    found: dict[str, str] = {}
+    for path in layout.exclude_locks(flavor):
+        found |= _read_exclusions(path)
+    return found
+
+
+def _read_exclusions(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     reason: list[str] = []
     fresh = True

@@ -179,6 +179,7 @@ class PythonImage:
         (self.layout.locks / "exclude.txt").write_text(
             "# does not load beside this torch\ntorchvision ; python_version < '0'\n"
         )
+        (self.layout.locks / "exclude-cpu.txt").write_text("# nothing more\n")
         part = b"answer = 42\n"
         toy = {"toy/__init__.py": b"", "toy/part.py": part, "toy/native.so": compile_native(root)}
         own, locked = self.layout.wheels("cpu"), self.layout.wheelhouse("cpu")

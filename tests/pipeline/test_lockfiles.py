@@ -11,10 +11,11 @@ from packaging.requirements import Requirement
 from headrace.errors import ConfigurationError, SourceError
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lockfiles import fetch_wheelhouse, lmcache_requirements
-from headrace.pipeline.pins import load_pins
+from headrace.pipeline.pins import FLAVORS, load_pins
+from headrace.pipeline.records import exclusions
 
 LAYOUT = Layout.find()
-LOCKS = ["cpu", "dev"]
+LOCKS = ["cpu", "dev", "sm103", "sm103-build"]
 
 
 def entries(name: str) -> dict[str, tuple[str, set[str]]]:
@@ -38,15 +39,39 @@ def test_every_entry_has_hashes_and_no_host(name: str) -> None:
         assert all(re.fullmatch(r"[0-9a-f]{64}", value) for value in hashes), project
 
 
-def test_the_image_lock_holds_the_pins_and_not_what_is_excluded() -> None:
-    lock = entries("cpu")
-    for pin in load_pins(LAYOUT.pins).of_flavor("cpu"):
-        if pin.kind in ("pypi wheel", "pytorch cpu"):
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_the_image_lock_holds_the_pins_and_not_what_is_excluded(flavor: str) -> None:
+    lock = entries(flavor)
+    for pin in load_pins(LAYOUT.pins).of_flavor(flavor):
+        if pin.kind in ("pypi wheel", "pytorch cpu") and not pin.patched:
             version, hashes = lock[pin.name]
             assert version == pin.version
             assert pin.sha256 in hashes
-    assert not {"torchvision", "torchaudio", "torchcodec", "triton", "lmcache"} & set(lock)
-    assert not [project for project in lock if project.startswith("nvidia-")]
+    # These get into the image as our own wheels, and the stock one must not lie beside them.
+    assert not {"lmcache", "flashinfer-python", "flashinfer-jit-cache"} & set(lock)
+    excluded = exclusions(LAYOUT, flavor)
+    assert {"torchvision", "torchaudio", "torchcodec"} <= set(excluded)
+    assert not set(excluded) & set(lock)
+
+
+def test_a_cpu_image_holds_nothing_of_cuda_and_an_sm103_image_one_release_of_it() -> None:
+    assert not [name for name in entries("cpu") if name.startswith("nvidia-") or name == "triton"]
+    lock = entries("sm103")
+    named = [name for name in lock if re.search(r"cu(da)?-?1\d", name)]
+    assert {name for name in named if not re.search(r"cu(da)?13", name)} == set()
+    # The libraries that name no release in their names are those of torch's.
+    assert lock["nvidia-cuda-runtime"][0].startswith("13.0.")
+    assert lock["nvidia-cuda-nvcc"][0].startswith("13.0.")
+    assert [name for name in lock if name.startswith("nixl")] == ["nixl", "nixl-cu13"]
+
+
+def test_lmcache_is_compiled_with_the_versions_that_it_runs_beside() -> None:
+    image, toolkit = entries("sm103"), entries("sm103-build")
+    shared = set(image) & set(toolkit)
+    assert {"apache-tvm-ffi", "numpy", "nvidia-cuda-nvcc", "nvidia-cuda-runtime"} <= shared
+    assert {p: image[p][0] for p in shared} == {p: toolkit[p][0] for p in shared}
+    # What a GPU-less build has no use for, or what its pin brings.
+    assert not {"triton", "torch"} & set(toolkit)
 
 
 def test_a_checkout_tests_with_the_versions_that_the_image_holds() -> None:
@@ -56,12 +81,21 @@ def test_a_checkout_tests_with_the_versions_that_the_image_holds() -> None:
     assert {p: image[p][0] for p in shared} == {p: checkout[p][0] for p in shared}
 
 
-def test_the_image_lock_satisfies_lmcache() -> None:
-    lock = entries("cpu")
-    for text in lmcache_requirements(LAYOUT):
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_the_image_lock_satisfies_lmcache(flavor: str) -> None:
+    lock = entries(flavor)
+    for text in lmcache_requirements(LAYOUT, flavor):
         requirement = Requirement(text)
         version = lock[requirement.name.lower().replace("_", "-")][0]
         assert requirement.specifier.contains(version, prereleases=True), text
+
+
+def test_the_cuda_build_of_lmcache_asks_for_more() -> None:
+    names = [Requirement(text).name for text in lmcache_requirements(LAYOUT, "sm103")]
+    assert {"cupy-cuda13x", "cuda-python"} <= set(names)
+    assert not {"cupy-cuda13x", "cuda-python"} & {
+        Requirement(text).name for text in lmcache_requirements(LAYOUT, "cpu")
+    }
 
 
 def checkout(tmp_path: Path, lock: str) -> Layout:

@@ -84,10 +84,10 @@ def test_exclusions_carry_the_comment_above_them(layout: Layout) -> None:
     layout.locks.mkdir()
     (layout.locks / "exclude.txt").write_text(
         "# What this file is.\n\n# does not\n# load\nTorch_Vision ; python_version < '0'\n"
-        "torchaudio ; python_version < '0'\n\n# too large\ntriton ; python_version < '0'\n"
+        "torchaudio ; python_version < '0'\n"
     )
-    assert exclusions(layout) == {
-        "torch-vision": "does not load",
-        "torchaudio": "does not load",
-        "triton": "too large",
-    }
+    (layout.locks / "exclude-cpu.txt").write_text("# too large\ntriton ; python_version < '0'\n")
+    (layout.locks / "exclude-sm103.txt").write_text("")
+    common = {"torch-vision": "does not load", "torchaudio": "does not load"}
+    assert exclusions(layout, "cpu") == {**common, "triton": "too large"}
+    assert exclusions(layout, "sm103") == common
