@@ -109,7 +109,10 @@ def generate(
         # nobody needs name nvcc's processes.
         "FLASHINFER_EXTRA_CFLAGS": " ".join(maps),
         "FLASHINFER_EXTRA_CUDAFLAGS": " ".join(f"-Xcompiler={each}" for each in maps),
-        "FLASHINFER_EXTRA_LDFLAGS": f"-L{stub.parent} -Wl,--strip-all",
+        # FlashInfer's own -lcuda comes to nothing where the linker drops what serves no symbol.
+        "FLASHINFER_EXTRA_LDFLAGS": (
+            f"-L{stub.parent} -Wl,--strip-all,--no-as-needed -lcuda -Wl,--as-needed"
+        ),
         "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
     }
     with working(f"compiling {MODULE}"):

@@ -25,7 +25,8 @@ done
 test "$FLASHINFER_NO_DOWNLOAD" = 1
 set -- $FLASHINFER_EXTRA_LDFLAGS
 test -f "${1#-L}/libcuda.so"
-test "$2" = -Wl,--strip-all
+shift
+test "$*" = "-Wl,--strip-all,--no-as-needed -lcuda -Wl,--as-needed"
 test -z "$FLASHINFER_CUBIN_DIR"
 tree="${PYTHONPATH%%:*}"
 for flag in $FLASHINFER_EXTRA_CFLAGS $FLASHINFER_EXTRA_CUDAFLAGS; do
