@@ -1,4 +1,4 @@
-# docker buildx bake -f docker/docker-bake.hcl cpu
+# docker buildx bake -f docker/docker-bake.hcl cpu (or sm103)
 # `python build.py image` runs this with its contexts, variables and output; see headrace/pipeline/image.py.
 
 variable "BASE_IMAGE" { default = "debian:bookworm-slim" }
@@ -6,6 +6,7 @@ variable "VERSION" { default = "0" }
 variable "REVISION" { default = "unknown" }
 variable "CREATED" { default = "1970-01-01T00:00:00Z" }
 variable "SERIES_SHA256" { default = "" }
+variable "KERNEL_MODULE" { default = "" }
 variable "LOCK_EPOCH" { default = "0" }
 variable "SOURCE_DATE_EPOCH" { default = "0" }
 
@@ -26,7 +27,6 @@ target "_common" {
   inherits   = ["_labels"]
   context    = "."
   dockerfile = "docker/Dockerfile"
-  target     = "runtime"
   platforms  = ["linux/amd64"]
   args = {
     BASE_IMAGE        = BASE_IMAGE
@@ -39,5 +39,15 @@ target "_common" {
 
 target "cpu" {
   inherits = ["_common"]
+  target   = "cpu"
   labels   = { "org.headrace.flavor" = "cpu" }
+}
+
+target "sm103" {
+  inherits = ["_common"]
+  target   = "sm103"
+  labels = {
+    "org.headrace.flavor"        = "sm103"
+    "org.headrace.kernel-module" = KERNEL_MODULE
+  }
 }

@@ -17,9 +17,11 @@ from headrace.console import call, disk_error, say, working
 from headrace.errors import ImageError
 from headrace.pipeline import oci
 from headrace.pipeline.base import base_folder, build_base
-from headrace.pipeline.contexts import WHEEL_LAYERS, stage_contexts
+from headrace.pipeline.contexts import TORCH_LAYER, WHEEL_LAYERS, stage_contexts
 from headrace.pipeline.daemon import ensure_daemon
+from headrace.pipeline.debian import PACKAGES_OF_FLAVORS
 from headrace.pipeline.debian_lock import lock_path, read_lock
+from headrace.pipeline.flashinfer import read_mode
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.pins import load_pins
@@ -30,14 +32,19 @@ from headrace.pipeline.revision import Revision
 OUTPUT = "type=oci,tar=false,compression=gzip,compression-level=3"
 BUILD_TIMEOUT = 3600
 DOCKER_FILES = (
-    "Dockerfile", "Dockerfile.dockerignore", "docker-bake.hcl",
+    "Dockerfile", "Dockerfile.dockerignore", "docker-bake.hcl", "complete-cuda.sh",
     "install-debs.sh", "install-wheels.sh", "settle.sh", "tidy-debian.sh",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that decides the bytes of an image."""
+    """Everything that decides the bytes of an image.
+
+    Attributes:
+        kernel_module: how FlashInfer's fused-MoE module is in the image, "jit" or "aot"; "" where
+            there is no FlashInfer.
+    """
 
     revision: Revision
     base: str
@@ -45,6 +52,7 @@ class Plan:
     lock_epoch: int
     version: str
     series_sha256: str
+    kernel_module: str
     inputs: Mapping[str, str]
 
 
@@ -69,6 +77,8 @@ def make_plan(layout: Layout, flavor: str, base_image: str | None, revision: Rev
         "revision": revision.name,
         "epoch": str(revision.epoch),
         "output": OUTPUT,
+        "packages": " ".join(PACKAGES_OF_FLAVORS[flavor]),
+        "torch layer": TORCH_LAYER[flavor],
     }
     return Plan(
         revision=revision,
@@ -77,6 +87,7 @@ def make_plan(layout: Layout, flavor: str, base_image: str | None, revision: Rev
         lock_epoch=read_lock(lock).epoch,
         version=versions[0],
         series_sha256=str(series["series_sha256"]),
+        kernel_module=_kernel_module(wheels),
         inputs=inputs,
     )
 
@@ -94,6 +105,7 @@ def bake(layout: Layout, flavor: str, plan: Plan, folder: Path, no_cache: bool) 
         "REVISION": plan.revision.name,
         "CREATED": plan.revision.created,
         "SERIES_SHA256": plan.series_sha256,
+        "KERNEL_MODULE": plan.kernel_module,
         "LOCK_EPOCH": str(plan.lock_epoch),
         "SOURCE_DATE_EPOCH": str(plan.revision.epoch),
         "BASE_IMAGE": plan.base_image or "headrace-base",
@@ -123,6 +135,11 @@ def bake(layout: Layout, flavor: str, plan: Plan, folder: Path, no_cache: bool) 
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     say(f"{folder}: {image.digest}, {image.size / 1e6:.0f} MB in {len(image.layers)} layers")
+
+
+def _kernel_module(wheels: list[Path]) -> str:
+    found = [path for path in wheels if path.name.startswith("flashinfer_python-")]
+    return read_mode(found[0]) if found else ""
 
 
 def _require_labels(image: oci.Image, plan: Plan) -> None:

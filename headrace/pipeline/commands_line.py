@@ -14,17 +14,17 @@ from headrace.pipeline import image as images
 from headrace.pipeline import upstream as suites
 from headrace.pipeline import wheels as wheel_stage
 from headrace.pipeline.check import check as find_problems
+from headrace.pipeline.flashinfer import Mode
+from headrace.pipeline.flavor_wheels import build_wheels
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lock_pins import lock_pins
 from headrace.pipeline.manifest import build_lock
-from headrace.pipeline.options import BaseImage, Flavor, Json, emit
-from headrace.pipeline.pins import require_flavor
+from headrace.pipeline.options import BaseImage, Flavor, Json, Module, emit
+from headrace.pipeline.pins import FLAVORS, require_flavor
 from headrace.pipeline.publish import publish as push
 from headrace.pipeline.report import load_report, refuse_unless_publishable, report_path
 from headrace.pipeline.reproduce import reproduce as build_twice
-from headrace.pipeline.target import require_image
 from headrace.pipeline.verify import prove, require_green
-from headrace.pipeline.wheels_sm103 import build_sm103
 
 
 def fetch(
@@ -42,29 +42,31 @@ def wheels(
     stock: Annotated[
         bool, typer.Option("--stock", help="Also build LMCache as released, for comparisons.")
     ] = False,
-    module: Annotated[
-        Literal["jit", "aot"],
-        typer.Option(help="sm103: FlashInfer's kernels compiled at the first start, or here."),
-    ] = "jit",
+    module: Module = "jit",
     as_json: Json = False,
 ) -> None:
     """Build the patched wheels into build/wheels/FLAVOR/."""
     layout = Layout.find()
     with build_lock(layout):
-        built = build_sm103(layout, module) if flavor == "sm103" else _wheels(layout, flavor)
+        built = _wheels(layout, flavor, module)
         if stock:
             built.append(wheel_stage.build_stock(layout))
             wheel_stage.site(layout, "stock", built[-1])
     emit(built, as_json)
 
 
-def image(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = False) -> None:
+def image(
+    flavor: Flavor = "cpu",
+    module: Module = "jit",
+    base_image: BaseImage = "",
+    as_json: Json = False,
+) -> None:
     """Build the image of a flavor as an OCI layout, build/image/FLAVOR/."""
-    require_image(flavor)
+    require_flavor(flavor)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
-        _wheels(layout, flavor)
+        _wheels(layout, flavor, module)
         built = images.build_image(layout, flavor, base_image=base_image or None)
     emit(built, as_json)
 
@@ -94,9 +96,14 @@ def publish(
     emit(published, as_json)
 
 
-def build(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = False) -> None:
+def build(
+    flavor: Flavor = "cpu",
+    module: Module = "jit",
+    base_image: BaseImage = "",
+    as_json: Json = False,
+) -> None:
     """All of the line up to a verified image; a second run with nothing new does nothing."""
-    require_image(flavor)
+    require_flavor(flavor)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
@@ -104,7 +111,7 @@ def build(flavor: Flavor = "cpu", base_image: BaseImage = "", as_json: Json = Fa
             for problem in problems:
                 say(str(problem))
             raise SeriesError(f"{len(problems)} problem(s) in pins and patches")
-        _wheels(layout, flavor)
+        _wheels(layout, flavor, module)
         built = images.build_image(layout, flavor, base_image=base_image or None)
         path = report_path(layout, built.digest)
         # The digest covers every byte that the proof looked at, so a green report stays true.
@@ -140,15 +147,19 @@ def lock(
             debian.lock_debian(layout)
 
 
-def reproduce(flavor: Flavor = "cpu", as_json: Json = False) -> None:
+def reproduce(flavor: Flavor = "cpu", module: Module = "jit", as_json: Json = False) -> None:
     """Build wheels and image a second time, without any cache, and compare every byte."""
-    require_image(flavor)
+    require_flavor(flavor)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
-        _wheels(layout, flavor)
+        _wheels(layout, flavor, module)
         images.build_image(layout, flavor)
-        result = build_twice(layout, flavor)
+        result = build_twice(
+            layout,
+            flavor,
+            build_wheels=lambda copy, _: build_wheels(copy, flavor, module, use_cache=False),
+        )
     emit(result, as_json)
 
 
@@ -166,7 +177,7 @@ def upstream(
             site = wheel_stage.site(layout, "stock", wheel_stage.build_stock(layout))
             say(f"written: {suites.record_baseline(layout, site=site)}")
             return
-        wheels = _wheels(layout, "cpu")
+        wheels = _wheels(layout, "cpu", "jit")
         site = wheel_stage.site(layout, "patched", wheels[0])
         report = suites.run_upstream(layout, scope=scope, site=site)
     emit(report.as_json(), as_json)
@@ -177,16 +188,17 @@ def _fetch(layout: Layout, flavor: str | None) -> list[Path]:
     if flavor:
         require_flavor(flavor)
     archives = sources.fetch(layout, flavor)
-    if flavor != "sm103":
-        lockfiles.fetch_wheelhouse(layout, "cpu")
-        debian.fetch_debian(layout)
+    for name in (flavor,) if flavor else FLAVORS:
+        lockfiles.fetch_wheelhouse(layout, name)
+    debian.fetch_debian(layout)
     return archives
 
 
-def _wheels(layout: Layout, flavor: str) -> list[Path]:
+def _wheels(layout: Layout, flavor: str, module: Mode) -> list[Path]:
     sources.fetch(layout, flavor)
-    built = wheel_stage.build_wheels(layout, flavor)
-    wheel_stage.site(layout, "patched", built[0])
+    built = build_wheels(layout, flavor, module)
+    if flavor == "cpu":
+        wheel_stage.site(layout, "patched", built[0])
     return built
 
 

@@ -32,6 +32,19 @@ BASE_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
 RUNTIME_PACKAGES = ("python3", "libnuma1")
 # Only for building the image: pip as a wheel, which never enters a layer.
 TOOL_PACKAGES = ("python3-pip-whl",)
+# At an engine's first start FlashInfer compiles kernels with nvcc, which calls g++, and Triton a C
+# file that includes Python.h.
+COMPILER_PACKAGES = ("g++", "libpython3-dev")
+PACKAGES_OF_SETS = {
+    "base": (),
+    "runtime": RUNTIME_PACKAGES,
+    "tools": TOOL_PACKAGES,
+    "compiler": COMPILER_PACKAGES,
+}
+PACKAGES_OF_FLAVORS = {
+    "cpu": RUNTIME_PACKAGES,
+    "sm103": (*RUNTIME_PACKAGES, *COMPILER_PACKAGES),
+}
 BATCH = 12
 
 
@@ -41,7 +54,7 @@ def debs_folder(layout: Layout) -> Path:
 
 
 def lock_debian(layout: Layout) -> DebianLock:
-    """Resolve the three sets against this host's mirror and write the lock file.
+    """Resolve the sets against this host's mirror and write the lock file.
 
     Raises:
         MachineError: no mirror is known, or it does not answer.
@@ -50,8 +63,10 @@ def lock_debian(layout: Layout) -> DebianLock:
     apt.update()
     base = [*_essential(apt.run("apt-cache", "dumpavail")), *BASE_PACKAGES]
     chosen: dict[str, Deb] = {}
-    for name, packages in zip(SETS, ([], RUNTIME_PACKAGES, TOOL_PACKAGES), strict=True):
-        printed = apt.run("apt-get", "install", "--print-uris", "-qq", *base, *packages)
+    for name in SETS:
+        printed = apt.run(
+            "apt-get", "install", "--print-uris", "-qq", *base, *PACKAGES_OF_SETS[name]
+        )
         for deb in parse_uris(printed, name):
             chosen.setdefault(deb.name, deb)
     debs = sorted(chosen.values(), key=lambda deb: (SETS.index(deb.set), deb.name))

@@ -13,7 +13,7 @@ from headrace.pipeline.textfile import read_utf8
 
 SUITE = "bookworm"
 LOCK_COMMAND = "python build.py lock debian"
-SETS = ("base", "runtime", "tools")
+SETS = ("base", "runtime", "tools", "compiler")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Deb:
     """One locked package.
 
     Attributes:
-        set: "base" (every image), "runtime" (what Python and the wheels need) or "tools".
+        set: "base" (every image), "runtime" (what Python and the wheels need), "tools" (for the
+            build alone) or "compiler" (what a GPU image compiles with when it starts).
         size: in bytes.
         path: where a Debian mirror keeps it, relative to the mirror's root.
     """

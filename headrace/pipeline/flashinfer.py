@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from headrace.errors import ConfigurationError, WheelError
 from headrace.pipeline import aot, repack, wheels
@@ -90,6 +91,26 @@ def describe(layout: Layout, pin: Pin, module: Path | None) -> dict[str, Any]:
         "series_sha256": patched.series_sha256,
         "sources": {path: sha256 for path, sha256 in patched.files.items() if sha256},
     }
+
+
+def read_mode(wheel: Path) -> Mode:
+    """Return in which mode a wheel of FlashInfer was packed.
+
+    Raises:
+        WheelError: it is no wheel of ours; the stock one says nothing.
+    """
+    advice = "run `python build.py wheels --flavor sm103`"
+    try:
+        with zipfile.ZipFile(wheel) as packed:
+            mode = json.loads(packed.read(RECORD))["mode"]
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as broken:
+        raise WheelError(f"{wheel}: expected {RECORD} in it, found {broken}; {advice}") from broken
+    for known in get_args(Mode):
+        if mode == known:
+            return cast(Mode, known)
+    raise WheelError(
+        f"{wheel}: {RECORD}: expected mode {' or '.join(get_args(Mode))}, found {mode!r}; {advice}"
+    )
 
 
 def require_sources_alone(tree: Path) -> None:

@@ -19,6 +19,7 @@ from headrace.pipeline import index, sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.pins import load_pins, require_flavor
+from headrace.pipeline.requirements import link_or_copy, read_requirements
 from headrace.pipeline.textfile import read_utf8
 
 PYTHON = "3.11"
@@ -149,7 +150,9 @@ def _read_requirements(path: Path) -> list[Requirement]:
 
 
 def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
-    """Download the wheels of locks/FLAVOR.txt into build/wheelhouse/FLAVOR; return the folder.
+    """Bring the wheels of locks/FLAVOR.txt into build/wheelhouse/FLAVOR; return the folder.
+
+    `sources.fetch` must have brought those that are pins.
 
     Raises:
         SourceError: a wheel is gone or does not match its hash.
@@ -159,17 +162,20 @@ def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
     if not lock.is_file():
         raise ConfigurationError(f"{lock}: expected the lock of this flavor, found none")
     folder = layout.wheelhouse(flavor)
-    archives = layout.sources / "archives"
+    rest = layout.build / "lock" / f"{flavor}-unpinned.txt"
 
     def download() -> None:
+        pinned = _link_pins(layout, flavor, folder)
+        wanted = [line for line in read_requirements(lock) if not line.hashes & pinned]
+        write_atomically(rest, "".join(f"{line}\n" for line in wanted))
         # What an earlier, killed run brought is used again: pip checks every file by hash.
         with working(f"downloading the wheels of locks/{flavor}.txt"):
             call(
                 [
                     sys.executable, "-m", "pip", "download", "--disable-pip-version-check",
                     "--no-deps", "--only-binary", ":all:", "--require-hashes",
-                    "--progress-bar", "off", "--find-links", folder, "--find-links", archives,
-                    "--dest", folder, "--requirement", lock,
+                    "--progress-bar", "off", "--find-links", folder,
+                    "--dest", folder, "--requirement", rest,
                 ],
                 error=SourceError,
                 log=layout.logs / f"wheelhouse-{flavor}.log",
@@ -180,6 +186,23 @@ def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     Manifest(layout).run(f"wheelhouse {flavor}", {lock.name: hash_file(lock)}, [folder], download)
     return folder
+
+
+def _link_pins(layout: Layout, flavor: str, folder: Path) -> set[str]:
+    """Put the wheels that pins.toml names into `folder`; return their sha256.
+
+    pip is not asked for them: it would take a CPU build of torch from one of its folders, whose
+    version is the higher one, and then find that its hash is not the locked one.
+    """
+    found = set()
+    for pin in load_pins(layout.pins).of_flavor(flavor):
+        archive = layout.sources / "archives" / pin.file
+        if archive.suffix == ".whl" and archive.is_file() and not pin.patched:
+            target = folder / pin.file
+            target.unlink(missing_ok=True)
+            link_or_copy(archive, target)
+            found.add(pin.sha256)
+    return found
 
 
 def _drop_strangers(folder: Path, lock: Path) -> None:

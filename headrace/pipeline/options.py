@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import BaseModel
@@ -19,6 +19,12 @@ BaseImage = Annotated[
         envvar="BASE_IMAGE",
         help="Base from a registry, NAME@sha256:…; default: made from the locked Debian packages.",
     ),
+]
+
+
+Module = Annotated[
+    Literal["jit", "aot"],
+    typer.Option(help="sm103: FlashInfer's kernels compiled at the first start, or here."),
 ]
 
 

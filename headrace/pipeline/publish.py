@@ -15,7 +15,6 @@ from headrace.pipeline.pins import FLAVORS, load_pins
 from headrace.pipeline.reference import Reference, parse_reference
 from headrace.pipeline.registry import Registry, docker_config
 from headrace.pipeline.report import load_report, refuse_unless_publishable, report_path
-from headrace.pipeline.target import IMAGE_FLAVORS, require_image
 
 PUSH_S = 3600.0
 
@@ -73,12 +72,10 @@ def find_image(layout: Layout, image: str) -> ImageResult:
     """Return the built image that `image` names, a flavor or a digest.
 
     Raises:
-        ConfigurationError: there is no image of that flavor.
         ImageError: that flavor was not built.
         PublishError: no built image has that digest.
     """
     if image in FLAVORS:
-        require_image(image)
         return read_image(layout, image)
     found = [
         read_image(layout, flavor)
@@ -89,7 +86,7 @@ def find_image(layout: Layout, image: str) -> ImageResult:
         if image in (built.digest, built.reference):
             return built
     raise PublishError(
-        f"{image}: expected {', '.join(IMAGE_FLAVORS)} or the digest of a built image, found "
+        f"{image}: expected {', '.join(FLAVORS)} or the digest of a built image, found "
         f"{', '.join(built.digest for built in found) or 'no built image'}"
     )
 

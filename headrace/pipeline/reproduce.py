@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.console import call, disk_error, say
 from headrace.errors import ConfigurationError, ImageError
 from headrace.pipeline import image as images
-from headrace.pipeline import wheels
+from headrace.pipeline.flavor_wheels import build_wheels
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.oci import first_difference, read_layout
@@ -37,7 +37,7 @@ class Comparison:
 
 def build_uncached(layout: Layout, flavor: str) -> object:
     """Build the wheels of `flavor` in the checkout `layout`, compiling every file anew."""
-    return wheels.build_wheels(layout, flavor, use_cache=False)
+    return build_wheels(layout, flavor, use_cache=False)
 
 
 def reproduce(

@@ -7,19 +7,7 @@ import re
 from headrace.errors import ConfigurationError
 from headrace.pipeline.image import read_image
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.pins import FLAVORS, require_flavor
-
-IMAGE_FLAVORS = ("cpu",)
-
-
-def require_image(flavor: str) -> None:
-    """Raise ConfigurationError unless `flavor` is one that this release has an image of."""
-    require_flavor(flavor)
-    if flavor not in IMAGE_FLAVORS:
-        raise ConfigurationError(
-            f"--flavor: expected {', '.join(IMAGE_FLAVORS)}, found '{flavor}': this release has no "
-            f"image of it, only FlashInfer's wheel; run `python build.py wheels --flavor {flavor}`"
-        )
+from headrace.pipeline.pins import FLAVORS
 
 
 def require_target(layout: Layout, target: str) -> None:
@@ -28,11 +16,10 @@ def require_target(layout: Layout, target: str) -> None:
     A bare word is no name here: docker would add the tag "latest" to it without a word.
 
     Raises:
-        ConfigurationError: it is neither a flavor with an image nor a name with a tag or a digest.
+        ConfigurationError: it is neither a flavor nor a name with a tag or a digest.
         ImageError: it is a flavor that was not built.
     """
     if target in FLAVORS:
-        require_image(target)
         read_image(layout, target)
         return
     name, at, digest = target.partition("@")
@@ -43,6 +30,6 @@ def require_target(layout: Layout, target: str) -> None:
         )
     if not re.fullmatch(r"[A-Za-z0-9\[]\S*", name) or not (at or "/" in name or ":" in name):
         raise ConfigurationError(
-            f"expected a flavor ({', '.join(IMAGE_FLAVORS)}) or an image's name with its tag or "
+            f"expected a flavor ({', '.join(FLAVORS)}) or an image's name with its tag or "
             f"digest, found '{target}'"
         )

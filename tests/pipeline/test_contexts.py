@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigurationError, ImageError
-from headrace.pipeline.contexts import (
+from headrace.pipeline.contexts import stage_contexts
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.requirements import (
     format_requirements,
     match_wheels,
     read_requirements,
-    stage_contexts,
 )
-from headrace.pipeline.layout import Layout
 
 SHA = "0" * 64
 

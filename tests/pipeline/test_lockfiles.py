@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,7 @@ def test_the_cuda_build_of_lmcache_asks_for_more() -> None:
 def checkout(tmp_path: Path, lock: str) -> Layout:
     (tmp_path / "locks").mkdir()
     (tmp_path / "locks" / "cpu.txt").write_text(lock)
+    shutil.copy(LAYOUT.pins, tmp_path)
     return Layout(tmp_path)
 
 
