@@ -158,7 +158,7 @@ def reproduce(flavor: Flavor = "cpu", module: Module = "jit", as_json: Json = Fa
         result = build_twice(
             layout,
             flavor,
-            build_wheels=lambda copy, _: build_wheels(copy, flavor, module, use_cache=False),
+            build_wheels=lambda copy, name: build_wheels(copy, name, module, use_cache=False),
         )
     emit(result, as_json)
 

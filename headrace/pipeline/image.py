@@ -149,7 +149,8 @@ def _result(folder: Path, record: Path) -> ImageResult:
         result = ImageResult(path=folder, **{**values, "layers": tuple(values["layers"])})
     except FileNotFoundError as missing:
         raise ImageError(
-            f"{record}: expected a built image, found none; run `python build.py image`"
+            f"{record}: expected a built image, found none; "
+            f"run `python build.py image --flavor {record.stem}`"
         ) from missing
     except (KeyError, TypeError, ValueError) as broken:
         raise ImageError(f"{record}: expected the record of an image, found {broken}") from broken
@@ -157,7 +158,7 @@ def _result(folder: Path, record: Path) -> ImageResult:
     if found != result.digest:
         raise ImageError(
             f"{folder}: expected {result.digest}, as {record.name} says, found {found}; "
-            "run `python build.py image`"
+            f"run `python build.py image --flavor {record.stem}`"
         )
     return result
 

@@ -164,28 +164,33 @@ def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
     folder = layout.wheelhouse(flavor)
     rest = layout.build / "lock" / f"{flavor}-unpinned.txt"
 
-    def download() -> None:
+    def bring() -> None:
         pinned = _link_pins(layout, flavor, folder)
         wanted = [line for line in read_requirements(lock) if not line.hashes & pinned]
-        write_atomically(rest, "".join(f"{line}\n" for line in wanted))
-        # What an earlier, killed run brought is used again: pip checks every file by hash.
-        with working(f"downloading the wheels of locks/{flavor}.txt"):
-            call(
-                [
-                    sys.executable, "-m", "pip", "download", "--disable-pip-version-check",
-                    "--no-deps", "--only-binary", ":all:", "--require-hashes",
-                    "--progress-bar", "off", "--find-links", folder,
-                    "--dest", folder, "--requirement", rest,
-                ],
-                error=SourceError,
-                log=layout.logs / f"wheelhouse-{flavor}.log",
-                advice="run the command again; or lock anew: `python build.py lock python`",
-            )  # fmt: skip
+        if wanted:
+            write_atomically(rest, "".join(f"{line}\n" for line in wanted))
+            _download(layout, flavor, rest, folder)
         _drop_strangers(folder, lock)
 
     folder.mkdir(parents=True, exist_ok=True)
-    Manifest(layout).run(f"wheelhouse {flavor}", {lock.name: hash_file(lock)}, [folder], download)
+    Manifest(layout).run(f"wheelhouse {flavor}", {lock.name: hash_file(lock)}, [folder], bring)
     return folder
+
+
+def _download(layout: Layout, flavor: str, wanted: Path, folder: Path) -> None:
+    # What an earlier, killed run brought is used again: pip checks every file by hash.
+    with working(f"downloading the wheels of locks/{flavor}.txt"):
+        call(
+            [
+                sys.executable, "-m", "pip", "download", "--disable-pip-version-check",
+                "--no-deps", "--only-binary", ":all:", "--require-hashes",
+                "--progress-bar", "off", "--find-links", folder,
+                "--dest", folder, "--requirement", wanted,
+            ],
+            error=SourceError,
+            log=layout.logs / f"wheelhouse-{flavor}.log",
+            advice="run the command again; or lock anew: `python build.py lock python`",
+        )  # fmt: skip
 
 
 def _link_pins(layout: Layout, flavor: str, folder: Path) -> set[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from headrace.console import call, disk_error, say
 from headrace.errors import ConfigurationError, ImageError
 from headrace.pipeline import image as images
-from headrace.pipeline.flavor_wheels import build_wheels
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.oci import first_difference, read_layout
@@ -35,23 +34,18 @@ class Comparison:
         return self.first == self.second
 
 
-def build_uncached(layout: Layout, flavor: str) -> object:
-    """Build the wheels of `flavor` in the checkout `layout`, compiling every file anew."""
-    return build_wheels(layout, flavor, use_cache=False)
-
-
 def reproduce(
     layout: Layout,
     flavor: str,
     *,
+    build_wheels: Callable[[Layout, str], object],
     base_image: str | None = None,
-    build_wheels: Callable[[Layout, str], object] = build_uncached,
 ) -> list[Comparison]:
     """Build `flavor` again from a copy of the checkout and compare with what `build` made.
 
     Args:
-        base_image: as for `build_image`.
         build_wheels: builds the wheels of a flavor in a checkout, with no compiler cache.
+        base_image: as for `build_image`.
 
     Returns:
         Each wheel by sha256 and the image by digest, all of them equal.

@@ -21,6 +21,7 @@ from headrace.pipeline import debian, mirrors
 from headrace.pipeline.base import require_locked
 from headrace.pipeline.debian import fetch_debian
 from headrace.pipeline.debian_lock import (
+    SETS,
     Deb,
     DebianLock,
     format_lock,
@@ -178,6 +179,8 @@ def test_lock_takes_essential_packages_and_sorts_the_sets(
     for name in ("apt", "ca-certificates", "usr-is-merged", "python3", "libnuma1"):
         mirror.add(name, "1.0")
     mirror.add("python3-pip-whl", "1:1.0")
+    mirror.add("g++", "4:1.0")
+    mirror.add("libpython3-dev", "1.0")
     mirror.add("unwanted", "1.0")
     mirror.add("needed", "1.0")
     text = mirror.index.read_text()
@@ -191,6 +194,7 @@ def test_lock_takes_essential_packages_and_sorts_the_sets(
     }  # fmt: skip
     assert [deb.name for deb in lock.of("runtime")] == ["libnuma1", "python3"]
     assert [(deb.name, deb.version) for deb in lock.of("tools")] == [("python3-pip-whl", "1:1.0")]
+    assert [deb.name for deb in lock.of("compiler")] == ["g++", "libpython3-dev"]
     assert lock.epoch == 1785542400
 
 
@@ -201,9 +205,9 @@ def test_the_committed_lock_names_its_command_and_no_host() -> None:
     assert not re.search(r"\b(deb|ftp|security|snapshot)\.[a-z.]+\b", text)
     lock = read_lock(COMMITTED)
     assert format_lock(lock) == text
-    names = {
-        chosen: {deb.name for deb in lock.of(chosen)} for chosen in ("base", "runtime", "tools")
-    }
+    names = {chosen: {deb.name for deb in lock.of(chosen)} for chosen in SETS}
+    compiler = names.pop("compiler")
+    assert {"g++", "gcc", "binutils", "libc6-dev", "libpython3.11-dev"} <= compiler
     assert {"apt", "ca-certificates", "dpkg", "libc6"} <= names["base"]
     assert {"python3", "python3.11", "libnuma1"} <= names["runtime"]
     assert names["tools"] == {"python3-pip-whl"}

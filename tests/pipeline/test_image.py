@@ -135,6 +135,8 @@ def test_the_image_says_what_it_is(built: ImageResult, checkout: Layout) -> None
     }
     assert found.config["created"] == revision.created
     settings = found.config["config"]
+    assert {"TORCHDYNAMO_DISABLE=1", "VLLM_USE_AOT_COMPILE=0"} <= set(settings["Env"])
+    assert not [pair for pair in settings["Env"] if pair.startswith("CUDA")]
     assert settings["User"] == "10001:10001"
     assert settings["Entrypoint"] == ["headrace", "serve"]
     assert built.base == read_layout(base_folder(checkout)).digest

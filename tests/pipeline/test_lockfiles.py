@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from headrace.errors import ConfigurationError, SourceError
+from headrace.pipeline import lockfiles
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lockfiles import fetch_wheelhouse, lmcache_requirements
 from headrace.pipeline.pins import FLAVORS, load_pins
@@ -118,6 +120,27 @@ def test_a_missing_lock_and_an_unknown_flavor_are_named(tmp_path: Path) -> None:
         fetch_wheelhouse(Layout(tmp_path), "cpu")
     with pytest.raises(ConfigurationError, match="found 'tpu'"):
         fetch_wheelhouse(Layout(tmp_path), "tpu")
+
+
+def test_a_pin_brings_its_own_wheel_and_pip_is_asked_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(lockfiles, "call", lambda words, **more: asked.append(words[-1]))
+    sha = hashlib.sha256(b"pinned").hexdigest()
+    pin = f"==2.0 --hash=sha256:{sha}"
+    layout = checkout(tmp_path, f"other==1.0 --hash=sha256:{'1' * 64}\ntorch{pin}\n")
+    layout.pins.write_text(
+        '[torch]\nversion = "2.0"\nkind = "pypi wheel"\nfile = "torch-2.0-py3-none-any.whl"\n'
+        f'sha256 = "{sha}"\nsize = 6\nlicense = "BSD"\nflavors = ["cpu"]\n'
+    )
+    archive = layout.sources / "archives/torch-2.0-py3-none-any.whl"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"pinned")
+    folder = fetch_wheelhouse(layout, "cpu")
+    assert [path.name for path in folder.iterdir()] == [archive.name]
+    # A folder of pip's with torch 2.0+cpu in it is never looked at for torch.
+    assert [path.read_text() for path in asked] == [f"other==1.0 --hash=sha256:{'1' * 64}\n"]
 
 
 def test_strangers_in_the_wheelhouse_are_dropped(tmp_path: Path) -> None:

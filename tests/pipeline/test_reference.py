@@ -10,7 +10,6 @@ import pytest
 from headrace.errors import ConfigurationError, ImageError, PublishError
 from headrace.pipeline import verify
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.publish import publish
 from headrace.pipeline.reference import parse_reference
 from headrace.pipeline.target import require_target
 
@@ -73,14 +72,18 @@ def test_bad_names_are_refused_in_one_line(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("target", "complaint"),
     [
-        ("sm103", "--flavor: expected cpu, found 'sm103': this release has no image of it"),
-        ("nope", "expected a flavor (cpu) or an image's name with its tag or digest, found 'nope'"),
-        ("", "expected a flavor (cpu) or an image's name with its tag or digest, found ''"),
-        ("--x/y:1", "expected a flavor (cpu) or an image's name"),
-        ("@sha256:" + "a" * 64, "expected a flavor (cpu) or an image's name"),
+        ("sm103", "expected a built image, found none; run `python build.py image --flavor sm103`"),
+        (
+            "nope",
+            "expected a flavor (cpu, sm103) or an image's name with its tag or digest, found "
+            "'nope'",
+        ),
+        ("", "expected a flavor (cpu, sm103) or an image's name with its tag or digest, found ''"),
+        ("--x/y:1", "expected a flavor (cpu, sm103) or an image's name"),
+        ("@sha256:" + "a" * 64, "expected a flavor (cpu, sm103) or an image's name"),
         ("foo@sha256:123", "64 hexadecimal digits after 'foo@', found 'sha256:123'"),
         ("foo@", "64 hexadecimal digits after 'foo@', found ''"),
-        ("cpu", "expected a built image, found none; run `python build.py image`"),
+        ("cpu", "expected a built image, found none; run `python build.py image --flavor cpu`"),
     ],
 )
 def test_what_cannot_be_an_image_is_refused_before_a_daemon_is_started(
@@ -100,8 +103,3 @@ def test_what_cannot_be_an_image_is_refused_before_a_daemon_is_started(
 )
 def test_a_name_that_a_daemon_may_know_passes(tmp_path: Path, target: str) -> None:
     require_target(Layout(tmp_path), target)
-
-
-def test_a_flavor_without_an_image_is_not_published(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="this release has no image of it"):
-        publish(Layout(tmp_path), "sm103", "127.0.0.1:1/headrace:1")
