@@ -111,12 +111,19 @@ def load(path: Path, relative: str) -> None:
 
 def loaded_libraries(stems: Iterable[str]) -> dict[str, list[str]]:
     """Return, for each library stem such as "libgomp", the files mapped into this process."""
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line}
+    paths = mapped_libraries()
     return {
         stem: sorted({os.path.realpath(path) for path in paths if stem_of(path) == stem})
         for stem in stems
     }
+
+
+def mapped_libraries() -> list[str]:
+    """Return the shared libraries that are mapped into this process."""
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    return sorted(
+        {line.split(maxsplit=5)[5] for line in lines if line.count("/") and ".so" in line}
+    )
 
 
 def stem_of(path: str) -> str:
