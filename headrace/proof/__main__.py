@@ -9,7 +9,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from headrace.proof import account, completion, extensions, files, libraries, metadata, symbols
+from headrace.proof import (
+    account,
+    completion,
+    extensions,
+    files,
+    libraries,
+    metadata,
+    module,
+    symbols,
+)
 from headrace.proof.answer import Answer, Request
 
 PROOFS: Mapping[str, Callable[[Request], Answer]] = {
@@ -19,6 +28,7 @@ PROOFS: Mapping[str, Callable[[Request], Answer]] = {
     "files": files.prove,
     "libraries": libraries.prove,
     "metadata": metadata.prove,
+    "module": module.prove,
     "symbols": symbols.prove,
 }
 DEADLINE_S = 540.0

@@ -58,7 +58,12 @@ class Site:
             timeout=60,
             check=False,
             cwd=self.folder.parent,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.folder.parent),
+                "PYTHONPATH": path,
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
         )
 
 
