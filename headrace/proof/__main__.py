@@ -17,6 +17,7 @@ from headrace.proof import (
     libraries,
     metadata,
     module,
+    offline,
     symbols,
 )
 from headrace.proof.answer import Answer, Request
@@ -29,6 +30,7 @@ PROOFS: Mapping[str, Callable[[Request], Answer]] = {
     "libraries": libraries.prove,
     "metadata": metadata.prove,
     "module": module.prove,
+    "offline": offline.prove,
     "symbols": symbols.prove,
 }
 DEADLINE_S = 540.0

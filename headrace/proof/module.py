@@ -3,7 +3,8 @@
 FlashInfer finds a compiled module by its name and never compares it with the sources, so its own
 loader is asked: as the image is, and with a stand-in for the package of stock modules in front.
 
-Request: `{"record": {…}, "version": "0.7.0.post1", "architectures": "10.3a", "provider": "sm103a"}`;
+Request: `{"record": {…}, "version": "0.7.0.post1", "architectures": "10.3a",
+"provider": "sm103a"}`;
 `record` is what the build wrote into the wheel.
 """
 
