@@ -86,6 +86,21 @@ def cuda_toolkit(layout: Layout) -> Toolkit:
     return Toolkit(folder / "bin" / "python", _home(folder))
 
 
+def existing_toolkit(layout: Layout) -> Toolkit:
+    """Return the toolkit in build/cuda.
+
+    Raises:
+        MachineError: it was not made; making it takes gigabytes and minutes.
+    """
+    folder = layout.build / "cuda"
+    if not (folder / "headrace-lock").is_file():
+        raise MachineError(
+            f"{folder}: expected the CUDA toolkit, found none; "
+            "run 'python build.py wheels --flavor sm103'"
+        )
+    return Toolkit(folder / "bin" / "python", _home(folder))
+
+
 def _home(folder: Path) -> Path:
     return folder / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
 

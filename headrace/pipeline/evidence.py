@@ -33,7 +33,7 @@ CPU_CHECKS = (
 # What a report must hold to be publishable. A part that was left out proves nothing.
 MANDATORY_CHECKS: dict[str, tuple[str, ...]] = {
     "cpu": CPU_CHECKS,
-    "sm103": (*CPU_CHECKS, "device-code", "kernel-module"),
+    "sm103": (*CPU_CHECKS, "device-code", "kernel-module", "symbols", "offline-imports"),
 }
 MANDATORY_SUITES: dict[str, tuple[str, ...]] = {
     "cpu": ("missing-key", "needle"),

@@ -81,10 +81,15 @@ KNOWN: Mapping[tuple[Kind, str], str] = {
 }
 
 
-def known(kind: Kind, path: str) -> str:
-    """Return why `path` may break the rule about `kind`, "" if it may not."""
+def known(kind: Kind, path: str, more: Mapping[tuple[Kind, str], str]) -> str:
+    """Return why `path` may break the rule about `kind`, "" if it may not.
+
+    Args:
+        more: exceptions besides those of every image.
+    """
+    rules = {**KNOWN, **more}
     return next(
-        (why for (of, where), why in KNOWN.items() if of == kind and re.fullmatch(where, path)), ""
+        (why for (of, where), why in rules.items() if of == kind and re.fullmatch(where, path)), ""
     )
 
 

@@ -24,6 +24,7 @@ from headrace.pipeline.layer_rules import (
     known,
 )
 from headrace.pipeline.oci import Image, blob_path
+from headrace.pipeline.toolchain import TOOLCHAIN
 
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
@@ -49,6 +50,7 @@ class Scan:
     Attributes:
         hashes: sha256 by path of the chosen files that a container sees, later layers applied.
         members: files, folders and links read, deleted ones included.
+        paths: every file and link of any layer, also where a later one deletes it.
         waived: reason by path of what breaks a rule and may.
         trusted: certificates that Debian's package brings; bundles: those of every other file.
     """
@@ -56,6 +58,7 @@ class Scan:
     findings: list[Finding] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
     members: int = 0
+    paths: set[str] = field(default_factory=set)
     waived: dict[str, str] = field(default_factory=dict)
     trusted: set[bytes] = field(default_factory=set)
     bundles: dict[str, set[bytes]] = field(default_factory=dict)
@@ -80,13 +83,18 @@ class HashingReader(io.RawIOBase):
         return data
 
 
-def scan_layers(folder: Path, image: Image, chosen: Callable[[str], bool]) -> Scan:
+def scan_layers(
+    folder: Path, image: Image, chosen: Callable[[str], bool], flavor: str = "cpu"
+) -> Scan:
     """Read all layers of the layout in `folder`; hash the files whose path is `chosen`.
+
+    Args:
+        flavor: whose exceptions from the rules hold.
 
     Raises:
         ImageError: a layer is not a gzip or plain tar, or its bytes are not what the config says.
     """
-    scanner = LayerScanner(chosen)
+    scanner = LayerScanner(chosen, flavor)
     scan = scanner.scan
     for kind, why in judge_config(image.config):
         scan.findings.append(Finding(kind, "image config", why))
@@ -104,8 +112,9 @@ def scan_layers(folder: Path, image: Image, chosen: Callable[[str], bool]) -> Sc
 class LayerScanner:
     """Reads layers one after the other into one `Scan`."""
 
-    def __init__(self, chosen: Callable[[str], bool]) -> None:
+    def __init__(self, chosen: Callable[[str], bool], flavor: str = "cpu") -> None:
         self.chosen = chosen
+        self.flavor = flavor
         self.scan = Scan()
 
     def read(self, blob: Path, name: str) -> str:
@@ -144,6 +153,7 @@ class LayerScanner:
             self._forget_below(path)
             return
         self.scan.hashes.pop(str(path), None)
+        self.scan.paths.add(str(path))
         executable = member.issym() or member.islnk() or bool(member.mode & 0o111)
         for kind, why in judge_path(str(path), executable=executable):
             self._add(kind, layer, str(path), why)
@@ -173,7 +183,7 @@ class LayerScanner:
             self.scan.bundles[where] = found
 
     def _add(self, kind: Kind, layer: str, path: str, why: str) -> None:
-        if reason := known(kind, path):
+        if reason := known(kind, path, TOOLCHAIN[self.flavor]):
             self.scan.waived[f"/{path}"] = reason
         else:
             self.scan.findings.append(Finding(kind, f"{layer}: /{path}", why))

@@ -77,7 +77,9 @@ class Subject:
     def scan(self) -> Scan:
         """All layers, read once; the files of recorded wheels are hashed."""
         recorded = {path for wheel in self.wheels for path in wheel.files}
-        return scan_layers(self.folder, self.image, lambda path: site_relative(path) in recorded)
+        return scan_layers(
+            self.folder, self.image, lambda path: site_relative(path) in recorded, self.flavor
+        )
 
     def ask(self, proof: str, request: dict[str, Any]) -> dict[str, Any]:
         """Run one proof inside a container of the image; return its facts.

@@ -13,6 +13,7 @@ from pathlib import Path
 from headrace.console import say, working
 from headrace.errors import HeadraceError, SuiteFailedError, SuiteVoidError, VerificationError
 from headrace.pipeline import container
+from headrace.pipeline.checks import CHECKS, SUITES, Words
 from headrace.pipeline.daemon import ensure_daemon
 from headrace.pipeline.evidence import (
     MANDATORY_CHECKS,
@@ -25,42 +26,16 @@ from headrace.pipeline.evidence import (
     overall,
 )
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.proofs import CHECKS
 from headrace.pipeline.report import report_path, save_report
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
 from headrace.pipeline.target import require_target
 
-# The words after `headrace` that run a suite in the image of a digest. It writes results.jsonl and
-# junit.xml to /report.
-Words = Callable[[str], Sequence[str]]
 SUITE_S = 1800.0
 EXPECTED_STATUS: Mapping[Verdict, int] = {
     "green": 0,
     "red": SuiteFailedError.exit_code,
     "void": SuiteVoidError.exit_code,
 }
-
-
-def missing_key(digest: str) -> Sequence[str]:
-    """Return the words for every reply that a server may give for a key that is not there."""
-    return ("missing-key", "--out", "/report")
-
-
-def needle(digest: str) -> Sequence[str]:
-    """Return the words for all four states up to 4,000 tokens, and 16,384 cold and from L2.
-
-    The seed follows from the digest: other images are asked other prompts, and one image the same
-    ones again.
-    """
-    return (
-        "needle", "--private", "--out", "/report", "--image", digest,
-        "--seed", str(int(digest[-8:], 16)), "--lengths", "1100,2300,4000",
-        "--depths", "0,25,50,75,100", "--brief", "16384",
-    )  # fmt: skip
-
-
-# In the order in which they run: the second takes minutes, and the first finds most faults.
-SUITES: Mapping[str, Words] = {"missing-key": missing_key, "needle": needle}
 
 
 def verify(layout: Layout, target: str) -> Report:
@@ -93,9 +68,9 @@ def prove(layout: Layout, target: str) -> Report:
     require_target(layout, target)
     started, clock = datetime.now(UTC), time.monotonic()
     with ensure_daemon(layout), subject_of(layout, target) as subject:
-        checks = run_checks(subject, CHECKS)
+        checks = run_checks(subject, CHECKS[subject.flavor])
         bound = checks[0].verdict == "green"
-        suites = run_suites(subject, SUITES) if bound else ()
+        suites = run_suites(subject, SUITES[subject.flavor]) if bound else ()
     report = Report(
         image=subject.digest,
         flavor=subject.flavor,

@@ -1,21 +1,27 @@
 """Every compiled module is the recorded one, and loads with all its symbols.
 
 Request: `{"distributions": [{"name": "lmcache", "files": {"lmcache/x.so": sha256}}],
-"preload": ["torch"]}`. What is preloaded brings the libraries that the modules link to.
+"preload": ["torch"], "optional": {"x/plugin_*.so": reason}, "without_driver": true}`. What is
+preloaded brings the libraries that the modules link to. Optional modules, and those of another
+Python, are compared and not loaded; so is, without a driver, what asks for the driver's library.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fnmatch
 import importlib
 import importlib.metadata
 import os
+import re
 import select
 import signal
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from headrace.proof.answer import Answer, Request, sha256_of
+from headrace.proof.linker import DRIVER
 
 LOAD_S = 120.0
 
@@ -39,11 +45,30 @@ def prove(request: Request) -> Answer:
                 answer.problems.append(f"{path}: expected an extension of {name}, found none")
             elif (found := sha256_of(path)) != expected:
                 answer.problems.append(f"{path}: expected sha256 {expected}, found {found}")
-            elif problem := load_in_child(path, relative):
-                answer.problems.append(f"{path}: {problem}")
-            else:
+            elif foreign(relative) or optional(relative, request.get("optional", ())):
+                answer.facts.setdefault("skipped", []).append(relative)
+            elif not (problem := load_in_child(path, relative)):
                 answer.facts.setdefault("loaded", []).append(relative)
+            elif request.get("without_driver") and says_driver(problem):
+                answer.facts.setdefault("driver", []).append(relative)
+            else:
+                answer.problems.append(f"{path}: {problem}")
     return answer
+
+
+def foreign(relative: str) -> bool:
+    """Tell whether a file is a module of another version of Python, which none imports here."""
+    tag = re.search(r"\.cpython-(\d+)-", relative)
+    return tag is not None and tag[1] != f"{sys.version_info.major}{sys.version_info.minor}"
+
+
+def optional(relative: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(relative, pattern) for pattern in patterns)
+
+
+def says_driver(problem: str) -> bool:
+    """Tell whether the dynamic loader found everything but a library of the driver."""
+    return any(problem.startswith(f"{name}: cannot open shared object file") for name in DRIVER)
 
 
 def stray_modules(root: Path, files: Mapping[str, str]) -> list[str]:

@@ -4,13 +4,15 @@ Python tells an audit hook of each connection and each look-up before it is trie
 fails, and whose failure is swallowed, counts as well. What compiled code does on its own is not
 seen; the container that this runs in has no network to give it.
 
-Request: `{"modules": ["torch", "vllm"]}`. Each is imported in this process, one after the other.
+Request: `{"modules": ["torch", "vllm"], "environment": {"NAME": "value"}}`. Each is imported in
+this process, one after the other.
 """
 
 from __future__ import annotations
 
 import importlib
 import ipaddress
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ LOOKS_UP = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"
 def prove(request: Request) -> Answer:
     """Import, and name who reached for what; a module that only the driver stops is void."""
     answer = Answer()
+    os.environ.update(request.get("environment", {}))
     seen: list[str] = []
     sys.addaudithook(lambda event, arguments: watch(event, arguments, seen))
     void: dict[str, str] = {}

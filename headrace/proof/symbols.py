@@ -16,13 +16,12 @@ import fnmatch
 import importlib
 import importlib.metadata
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.proof.answer import Answer, Request
-from headrace.proof.extensions import mapped_libraries, stem_of
+from headrace.proof.extensions import foreign, mapped_libraries, stem_of
 from headrace.proof.linker import Loader, Scope
 
 
@@ -62,12 +61,6 @@ def prove(request: Request) -> Answer:
         if pattern not in facts["optional"]
     ]
     return answer
-
-
-def foreign(relative: str) -> bool:
-    """Tell whether a file is a module of another version of Python, which none imports here."""
-    tag = re.search(r"\.cpython-(\d+)-", relative)
-    return tag is not None and tag[1] != f"{sys.version_info.major}{sys.version_info.minor}"
 
 
 def judge(path: Path, loader: Loader, everywhere: list[Scope], facts: dict[str, int]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigurationError, HeadraceError, ImageError, VerificationError
-from headrace.pipeline import container, proofs, verify
+from headrace.pipeline import checks, container, proofs, verify
 from headrace.pipeline.container import Outcome
 from headrace.pipeline.daemon import ensure_daemon
 from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES
@@ -224,10 +224,10 @@ def test_a_daemon_that_holds_another_image_under_the_name_is_red(image: PythonIm
     with subject_of(image.layout, "cpu") as subject:
         other = write_image(image.layout.build / "other", [layer_of({"a": ""})], {})
         subject.digest = other
-        checks = verify.run_checks(subject, proofs.CHECKS)
-    assert checks[0].verdict == "red"
-    assert f"expected {other}, found {digest}" in checks[0].detail
-    assert {check.verdict for check in checks[1:]} == {"void"}
+        done = verify.run_checks(subject, proofs.CHECKS)
+    assert done[0].verdict == "red"
+    assert f"expected {other}, found {digest}" in done[0].detail
+    assert {check.verdict for check in done[1:]} == {"void"}
 
 
 def test_a_layer_that_is_not_what_the_config_says_is_not_green(image: PythonImage) -> None:
@@ -273,7 +273,7 @@ def test_a_name_that_nobody_has_says_what_to_run(image: PythonImage) -> None:
 def test_the_needle_suite_asks_one_image_the_same_and_another_other_prompts() -> None:
     """Words that the command takes, with all that the gate has to show in them."""
     digests = ["sha256:" + sign * 64 for sign in "12"]
-    one, again, other = ([*verify.needle(digest)] for digest in (digests[0], *digests))
+    one, again, other = ([*checks.needle(digest)] for digest in (digests[0], *digests))
     assert one == again
     assert one[one.index("--seed") + 1] != other[other.index("--seed") + 1]
     listed = headrace(*one, "--list")
