@@ -17,14 +17,17 @@ def ask(module: str) -> dict[str, object]:
     """Ask FlashInfer's own loader; nothing is loaded or compiled."""
     flashinfer = importlib.import_module("flashinfer")
     environment = importlib.import_module("flashinfer.jit.env")
+    core = importlib.import_module("flashinfer.jit.core")
+    # As FlashInfer makes it, but for the sources, whose list needs headers that are fetched.
+    spec = core.gen_jit_spec(module, [])
     stock = importlib.util.find_spec("flashinfer_jit_cache")
     return {
         "package": str(flashinfer.__file__),
         "version": str(flashinfer.__version__),
-        "artifacts": [str(found.path) for found in environment.get_aot_artifacts(module)],
+        "loads": [str(path) for path in spec.get_library_paths()] if spec.is_aot else [],
+        "compiles": str(spec.jit_library_path),
         "providers": len(environment.FLASHINFER_AOT_PROVIDERS),
         "stock": str(stock.origin) if stock else None,
-        "cache": str(environment.FLASHINFER_CACHE_DIR),
     }
 
 

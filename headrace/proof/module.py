@@ -1,7 +1,8 @@
 """FlashInfer loads the recorded module, or none at all, and nothing that is put in front of it.
 
-FlashInfer finds a compiled module by its name and never compares it with the sources, so its own
-loader is asked: as the image is, and with a stand-in for the package of stock modules in front.
+The release finds a compiled module by its name and never compares it with the sources, so its
+loader, as the series has it, is asked: as the image is, and with a stand-in for the package of
+stock modules in front. In mode "jit" a start must refuse that as well.
 
 Request: `{"record": {…}, "version": "0.7.0.post1", "architectures": "10.3a",
 "provider": "sm103a"}`;
@@ -65,6 +66,9 @@ def prove(request: Request) -> Answer:
         return answer
     answer.problems += differences(record, request["record"])
     answer.problems += sources(site, record)
+    cache = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", Path.home())) / ".cache/flashinfer"
+    if cache.exists():
+        answer.problems.append(f"{cache}: modules that an earlier start compiled")
     said = ask(record.module, request)
     for where, found in (("metadata", distribution.version), ("__version__", said["version"])):
         if found != request["version"]:
@@ -73,8 +77,6 @@ def prove(request: Request) -> Answer:
             )
     if said["stock"]:
         answer.problems.append(f"{said['stock']}: a package of stock modules")
-    if Path(said["cache"]).exists():
-        answer.problems.append(f"{said['cache']}: modules that an earlier start compiled")
     wanted = [str(site / record.path)] if record.path else []
     answer.problems += loads(said, wanted, "")
     if record.path:
@@ -83,13 +85,11 @@ def prove(request: Request) -> Answer:
     with tempfile.TemporaryDirectory(prefix="stand-in-") as folder:
         stand_in(Path(folder), record.module, said["version"], request["provider"])
         said = ask(record.module, request, front=folder)
-        # Otherwise the stand-in is not what FlashInfer looks at, and nothing would be proved.
+        # Otherwise FlashInfer does not look there, and nothing would be proved.
         if not str(said["stock"]).startswith(folder) or not said["providers"]:
             raise RuntimeError(f"flashinfer does not see the stand-in in {folder}: {said}")
-        if record.path:
-            answer.problems += loads(said, wanted, " with a stock module in front")
-        else:
-            # FlashInfer would take it; whoever starts an engine must not.
+        answer.problems += loads(said, wanted, " with a stock module in front")
+        if not record.path:
             answer.problems += refused(starts(site, request, folder), record, front=True)
     answer.facts.update(mode=record.mode, path=record.path, sources=len(record.sources))
     return answer
@@ -133,7 +133,7 @@ def module(path: Path, record: ModuleRecord) -> list[str]:
 
 
 def loads(said: Mapping[str, Any], wanted: list[str], when: str) -> list[str]:
-    found = [str(Path(path).resolve()) for path in said["artifacts"]]
+    found = [str(Path(path).resolve()) for path in said["loads"]]
     if found == wanted:
         return []
     return [
@@ -170,14 +170,16 @@ def ask(module: str, request: Request, *, front: str = "") -> dict[str, Any]:
     Raises:
         RuntimeError: FlashInfer cannot be imported, which proves nothing.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace.proof.loader", module],
-        capture_output=True,
-        text=True,
-        timeout=LOADER_S,
-        env=environment(request, front),
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="cache-") as base:
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace.proof.loader", module],
+            capture_output=True,
+            text=True,
+            timeout=LOADER_S,
+            # It writes a log there as soon as it is imported.
+            env={**environment(request, front), "FLASHINFER_WORKSPACE_BASE": base},
+            check=False,
+        )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise RuntimeError(f"flashinfer's loader cannot be asked: {last}")

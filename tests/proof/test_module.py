@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from headrace.engine.kernel_module import ModuleRecord
 from headrace.errors import KernelModuleError
 from headrace.proof.module import refused
+from tests.kernel.loader_site import TORCH, TVM_FFI
 from tests.kernel.toolchain import patched_tree
 from tests.proof.conftest import Site
 from tests.proof.test_symbols import build
@@ -23,10 +23,8 @@ PLACE = f"flashinfer/data/aot/{MODULE}/{MODULE}.so"
 SYMBOL = "__tvm_ffi_trtllm_moe_activation_patch_id"
 SOURCE = "flashinfer/data/csrc/kernel.cu"
 VERSION = "0.7.0.post1"
-# FlashInfer's own choice of a module, as the release and our series have it; the rest of the
-# package has nothing to do with it and needs a GPU's worth of other packages.
-LOADER = ("version.py", "_build_meta.py", "compilation_context.py", "jit/env.py",
-          "jit/_cuda_architecture.py")  # fmt: skip
+# What that patch adds, made to do nothing.
+RELEASE = b"from .core import JitSpecNvcc\ndef spec_type(name): return JitSpecNvcc, name\n"
 
 
 class FlashInfer:
@@ -35,13 +33,16 @@ class FlashInfer:
     def __init__(self, site: Site, mode: str) -> None:
         self.site, self.mode = site, mode
         self.folder = site.folder / "flashinfer"
-        (self.folder / "jit").mkdir(parents=True)
-        for name in LOADER:
-            shutil.copy(patched_tree() / "flashinfer" / name, self.folder / name)
-        (self.folder / "__init__.py").write_text("from .version import __version__\n")
-        (self.folder / "jit/__init__.py").write_text("")
-        # FlashInfer asks torch for GPUs only where nobody names them.
-        self.place("torch/__init__.py", b"")
+        # FlashInfer's own choice of a module, as the series has it; the rest of the package has
+        # nothing to do with it and needs a GPU's worth of other packages.
+        for file in [*(patched_tree() / "flashinfer").glob("*.py"),
+                     *(patched_tree() / "flashinfer/jit").glob("*.py")]:  # fmt: skip
+            if file.name != "__init__.py":
+                self.place(file.relative_to(patched_tree()).as_posix(), file.read_bytes())
+        self.place("flashinfer/__init__.py", b"from .version import __version__\n")
+        self.place("flashinfer/jit/__init__.py", b"")
+        self.place("torch/__init__.py", TORCH.encode())
+        self.place("tvm_ffi/__init__.py", TVM_FFI.encode())
         self.place(SOURCE, b"patched\n")
         self.about(VERSION)
         sha256 = self.compile(f"int {SYMBOL}(void) {{ return 1; }}") if mode == "aot" else None
@@ -125,12 +126,23 @@ def test_an_installed_stock_module_is_named_and_so_is_what_would_be_loaded(
     found = either.problems(earlier=[tmp_path / "stock"])
     package = library.parents[2] / "__init__.py"
     assert f"{package}: a package of stock modules" in found
-    takes = f"flashinfer: expected to load no compiled module, found {library}"
-    assert (takes in found) == (either.mode == "jit")
+    refuses = any(line.startswith("start-up refuses the image as it is") for line in found)
+    assert refuses == (either.mode == "jit")
+    assert not any("expected to load" in line for line in found), "it is offered, and not taken"
+
+
+def test_a_flashinfer_that_takes_a_stock_module_is_named(jit: FlashInfer, tmp_path: Path) -> None:
+    """Of the release alone, without the patch that loads the recorded module or none."""
+    jit.place("flashinfer/jit/recorded_module.py", RELEASE)
+    library = stock(tmp_path / "stock")
+    found = jit.problems(earlier=[tmp_path / "stock"])
+    assert f"flashinfer: expected to load no compiled module, found {library}" in found
+    assert any("with a stock module in front: expected to load no" in line for line in found)
 
 
 def test_a_module_that_nobody_recorded_is_what_flashinfer_would_load(jit: FlashInfer) -> None:
     jit.compile("int stock(void) { return 0; }")
+    jit.place("flashinfer/jit/recorded_module.py", RELEASE)
     assert f"flashinfer: expected to load no compiled module, found {PLACE}" in jit.problems()
 
 
@@ -150,7 +162,7 @@ def test_a_module_that_is_gone_is_named(aot: FlashInfer) -> None:
     (aot.site.folder / PLACE).unlink()
     found = aot.problems()
     assert f"{PLACE}: expected the compiled module, found no file" in found
-    assert f"flashinfer: expected to load {PLACE}, found none" in found
+    assert any(line.startswith("start-up refuses the image as it is") for line in found)
 
 
 def test_a_changed_source_is_named(either: FlashInfer) -> None:
