@@ -7,9 +7,10 @@ imported here, and no process stays between the caller's signals and vLLM.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
-from headrace.errors import ConfigurationError, MachineError
+from headrace.errors import ConfigurationError, KernelModuleError, MachineError
 
 ROLES = ("prefill", "decode")
 HELP = ("--help", "-h")
@@ -30,6 +31,10 @@ VALUED = frozenset(
         "--lookup-timeout", "--set",
     }
 )  # fmt: skip
+# Where a FlashInfer says which module it must load; written out, as the reader takes a while too.
+RECORD = "flashinfer/data/headrace-module.json"
+# Set to its mode by an image that has such a record: another FlashInfer on top brings none.
+MODE = "HEADRACE_KERNEL_MODULE"
 # Of difflib: a role with one letter wrong, missing, added or moved has a ratio of 0.83 or more.
 _ALIKE = 0.82
 
@@ -61,8 +66,10 @@ def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str
         advice: what the caller can do if the program does not exist.
 
     Raises:
+        KernelModuleError: this environment has a record of FlashInfer's module, and it is another.
         MachineError: it does not exist, or cannot be run.
     """
+    _require_recorded_module()
     try:
         # No shell, and PATH decides, as it does for docker.
         os.execvpe(command[0], command, {**os.environ, **environment})  # noqa: S606
@@ -70,6 +77,29 @@ def become(command: tuple[str, ...], environment: Mapping[str, str], advice: str
         raise MachineError(f"couldn't find '{command[0]}' in PATH; {advice}") from missing
     except OSError as failure:
         raise MachineError(f"couldn't start '{command[0]}': {failure.strerror}") from failure
+
+
+def _require_recorded_module() -> None:
+    """Check FlashInfer's module where there is a record of it, or must be one.
+
+    Raises:
+        KernelModuleError: it is not the recorded one, or the image's record is gone.
+    """
+    mode = os.environ.get(MODE, "")
+    for folder in sys.path:
+        if os.path.exists(f"{folder}/{RECORD}"):  # noqa: PTH110
+            # Imported here: where there is no record, nothing takes time.
+            from pathlib import Path
+
+            from headrace.engine.kernel_check import report_module
+
+            report_module(Path(folder), mode)
+            return
+    if mode:
+        raise KernelModuleError(
+            f"{MODE}={mode}: expected {RECORD} in a folder of sys.path, found none; "
+            "start the image as it was published"
+        )
 
 
 def _refuse_late_role(words: Sequence[str]) -> None:
