@@ -114,7 +114,10 @@ def read_mode(wheel: Path) -> Mode:
 
 
 def require_sources_alone(tree: Path) -> None:
-    """Raise WheelError if an unpacked FlashInfer brings anything that is compiled."""
+    """Raise WheelError if an unpacked FlashInfer brings anything that is compiled.
+
+    That is a module of other sources, or an expert parallelism that is made for another NIXL.
+    """
     names = (path.relative_to(tree).as_posix() for path in tree.rglob("*.so*") if path.is_file())
     # Not every name with ".so" in it is a library: algorithm.sort_heap.h
     if found := sorted(name for name in names if re.search(r"\.so(\.\d+)*$", name)):
