@@ -46,6 +46,7 @@ target "cpu" {
 target "sm103" {
   inherits = ["_common"]
   target   = "sm103"
+  args     = { KERNEL_MODULE = KERNEL_MODULE }
   labels = {
     "org.headrace.flavor"        = "sm103"
     "org.headrace.kernel-module" = KERNEL_MODULE

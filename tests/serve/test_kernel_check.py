@@ -18,6 +18,7 @@ from tests.kernel.loader_site import MODULE, SYMBOL
 from tests.kernel.loader_site import SOURCE as KERNEL
 from tests.serve import recorded_site
 from tests.serve.recorded_site import Fault, make_site
+from tests.suites.sites import ROOT
 
 FAULTS: dict[str, tuple[str, Fault, str]] = {
     "another build": ("aot", recorded_site.another_build, rf"{LIBRARY}: expected sha256 \w+,"),
@@ -194,3 +195,9 @@ def test_the_check_imports_nothing_of_size(tmp_path: Path, program: Path) -> Non
 
 def test_the_place_of_the_record_is_one() -> None:
     assert hand_over.RECORD == kernel_module.RECORD
+
+
+def test_the_image_says_its_mode_to_those_who_start_it() -> None:
+    assert f"{hand_over.MODE}=$KERNEL_MODULE\n" in (ROOT / "docker/Dockerfile").read_text()
+    targets = (ROOT / "docker/docker-bake.hcl").read_text()
+    assert "args     = { KERNEL_MODULE = KERNEL_MODULE }" in targets.partition('"sm103" {')[2]
