@@ -117,7 +117,12 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
     }
 
     def build() -> None:
-        env = _environment(layout, pin, toolkit, version, work, use_cache)
+        env = _environment(layout, pin, toolkit, version, work)
+        env |= {
+            # What ccache would go by is nvcc's time, which every installation of it changes.
+            "CCACHE_COMPILERCHECK": f"string:{inputs['toolkit']}{inputs['compiler']}",
+            **({} if use_cache else {"CCACHE_DISABLE": "1"}),
+        }
         pip_wheel.build_copy(layout, tree, work, wheel, env, toolkit.python)
         try:
             found = require_device_code(toolkit, pin, wheel)
@@ -132,10 +137,9 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
 
 
 def _environment(
-    layout: Layout, pin: Pin, toolkit: Toolkit, version: str, work: Path, use_cache: bool
+    layout: Layout, pin: Pin, toolkit: Toolkit, version: str, work: Path
 ) -> dict[str, str]:
     mapped = f"-ffile-prefix-map={work}=/usr/src/lmcache"
-    cache = use_cache and shutil.which("ccache")
     return {
         "BUILD_WITH_CUDA": "1",
         "CUDA_HOME": str(toolkit.home),
@@ -145,7 +149,7 @@ def _environment(
         "PATH": os.pathsep.join(
             [str(toolkit.python.parent), str(toolkit.home / "bin"), os.environ.get("PATH", "")]
         ),
-        "PYTORCH_NVCC": f"ccache {toolkit.nvcc}" if cache else str(toolkit.nvcc),
+        "PYTORCH_NVCC": f"ccache {toolkit.nvcc}" if shutil.which("ccache") else str(toolkit.nvcc),
         "NVCC_APPEND_FLAGS": f"-Xcompiler={mapped}",
         "NVCC_THREADS": "1",
         "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
@@ -153,5 +157,4 @@ def _environment(
         "CFLAGS": f"-g0 {mapped}",
         "CCACHE_BASEDIR": str(layout.root),
         "CCACHE_NOHASHDIR": "1",
-        **({} if use_cache else {"CCACHE_DISABLE": "1"}),
     }
