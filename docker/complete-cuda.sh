@@ -8,7 +8,10 @@ home=/opt/headrace/lib/python3.11/site-packages/nvidia/cu13
 [ -d $home ] || exit 0
 ln -s lib $home/lib64
 ln -s libcudart.so.13 $home/lib/libcudart.so
-# The driver's library is the GPU's machine's. A link needs its name alone: this one is empty, lies
-# where linkers look and the loader does not, and asks for libcuda.so.1 when it is used.
+# The driver's library is the GPU's machine's; a link needs its names. This one has every name of
+# cuda.h and nothing behind them, lies where linkers look and the loader does not, and what is linked
+# with it asks for libcuda.so.1. (Without the names a linker that is told --as-needed drops it.)
 mkdir $home/lib/stubs
-gcc -shared -s -nostdlib -x c -Wl,-soname,libcuda.so.1 -o $home/lib/stubs/libcuda.so /dev/null
+grep -oE '\bcu[A-Z][A-Za-z0-9_]*' $home/include/cuda.h | LC_ALL=C sort -u |
+    sed 's/.*/void &(void) {}/' |
+    gcc -shared -s -nostdlib -x c -Wl,-soname,libcuda.so.1 -o $home/lib/stubs/libcuda.so -

@@ -272,7 +272,7 @@ def test_an_unknown_flavor_is_refused() -> None:
 
 
 def test_no_image_yet_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match=r"run `python build\.py image`"):
+    with pytest.raises(ImageError, match=r"run `python build\.py image --flavor cpu`"):
         read_image(Layout(tmp_path), "cpu")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,12 +20,16 @@ from headrace.pipeline.debian import debs_folder, fetch_debian
 from headrace.pipeline.flashinfer import RECORD, read_mode
 from headrace.pipeline.image import build_image
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.oci import read_layout
+from headrace.pipeline.oci import blob_path, read_layout
 from headrace.pipeline.revision import Revision
 from tests.pipeline.test_image import CHECKOUT, make_checkout, members, nothing
 
 BASE = f"registry.example/debian@sha256:{'0' * 64}"
 FLASHINFER = "flashinfer_python-0.7.0.post1-py3-none-any.whl"
+TOOLKIT = {
+    "nvidia/cu13/lib/libcudart.so.13": "x",
+    "nvidia/cu13/include/cuda.h": "#define cuInit cuInit_v2\nCUresult CUDAAPI cuInit(int flags);\n",
+}
 SITE = "opt/headrace/lib/python3.11/site-packages"
 
 
@@ -47,7 +54,7 @@ def lock(layout: Layout, **versions: str) -> None:
     """Put a wheel of each into the wheelhouse of sm103, and all of them into its lock."""
     lines = []
     for name, version in versions.items():
-        more = {"nvidia/cu13/lib/libcudart.so.13": "x"} if name == "nvidia_cuda_runtime" else {}
+        more = TOOLKIT if name == "nvidia_cuda_runtime" else {}
         sha = pack(layout.wheelhouse("sm103"), f"{name}-{version}-py3-none-any.whl", more)
         lines.append(f"{name.replace('_', '-')}=={version} --hash=sha256:{sha}\n")
     (layout.locks / "sm103.txt").write_text("".join(lines))
@@ -135,6 +142,15 @@ def test_a_broken_record_of_the_module_is_named(tmp_path: Path, text: str, found
         read_mode(tmp_path / FLASHINFER)
 
 
+def read(folder: Path, layer: str, name: str) -> bytes:
+    """Return a file's bytes out of a layer."""
+    data = gzip.decompress(blob_path(folder, layer).read_bytes())
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        found = tar.extractfile(name)
+        assert found is not None
+        return found.read()
+
+
 @pytest.mark.timeout(900)
 def test_the_image_has_a_toolkit_that_links_and_no_setting_of_a_cpu(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
@@ -163,8 +179,11 @@ def test_the_image_has_a_toolkit_that_links_and_no_setting_of_a_cpu(
     assert held[f"{home}/lib64"].linkname == "lib"
     assert held[f"{home}/lib/libcudart.so"].linkname == "libcudart.so.13"
     # The one that links use; a name that the loader asks for would hide the driver's.
-    assert [name for name in held if "libcuda.so" in name] == [f"{home}/lib/stubs/libcuda.so"]
+    stub = f"{home}/lib/stubs/libcuda.so"
+    assert [name for name in held if "libcuda.so" in name] == [stub]
+    names = read(built.path, image.layers[2], stub).split(b"\0")
+    assert {b"libcuda.so.1", b"cuInit", b"cuInit_v2"} <= set(names)
     assert "usr/bin/g++" in held
     assert "usr/include/python3.11/Python.h" in held
-    assert not [name for name in held if ".cache" in name]
+    assert not [name for name in held if "/.cache" in name]
     assert held["home/headrace"].uid == 10001
