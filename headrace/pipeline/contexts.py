@@ -34,6 +34,8 @@ OWN_WHEELS = {
     "cpu": frozenset({"headrace", "lmcache"}),
     "sm103": frozenset({"headrace", "lmcache", "flashinfer-python"}),
 }
+# What lies there and is not ours: no layer that changes with each commit holds half a gigabyte.
+RELEASED = frozenset({"flashinfer-cubin"})
 APT_CONF = """\
 Dir::Etc::SourceList "/mnt/sources.list";
 Dir::Etc::SourceParts "-";
@@ -62,8 +64,10 @@ def stage_contexts(layout: Layout, flavor: str) -> Path:
         )
     own = {path: hash_file(path) for path in _own_wheels(layout, flavor)}
     first = re.compile(TORCH_LAYER[flavor])
+    released = {path: sha for path, sha in own.items() if _name(path) in RELEASED}
+    own = {path: sha for path, sha in own.items() if path not in released}
     torch = {path: sha for path, sha in locked.items() if first.fullmatch(_name(path))}
-    engine = {path: sha for path, sha in locked.items() if path not in torch}
+    engine = {path: sha for path, sha in locked.items() if path not in torch} | released
     partial = folder.with_name(f".{flavor}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

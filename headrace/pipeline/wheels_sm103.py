@@ -24,6 +24,7 @@ from headrace.pipeline.layout import Layout
 from headrace.pipeline.machine import GIB, jobs
 from headrace.pipeline.manifest import Manifest, hash_file, hash_text, hash_tree
 from headrace.pipeline.pins import Pin, Pins, load_pins
+from headrace.pipeline.requirements import link_or_copy
 
 FLAVOR = "sm103"
 # The heaviest translation unit of LMCache took 2.7 to 3.0 GiB of nvcc, as its own build says.
@@ -58,11 +59,26 @@ def build_sm103(layout: Layout, mode: Mode = "jit", *, use_cache: bool = True) -
         sources.fetch_pin(layout, pin)
     lmcache = _lmcache(layout, pins.get("lmcache"), toolkit, use_cache)
     own = wheels.own_wheel(layout, layout.wheels(FLAVOR))
+    released = place_cubins(layout, pins, "jit" if missing else mode)
     if missing:
         # One of the other mode may lie there, and would get into an image.
         (layout.wheels(FLAVOR) / pins.get("flashinfer").file).unlink(missing_ok=True)
         raise missing
-    return [lmcache, flashinfer_wheel(layout, pins, toolkit, mode), own]
+    return [lmcache, flashinfer_wheel(layout, pins, toolkit, mode), own, *released]
+
+
+def place_cubins(layout: Layout, pins: Pins, mode: Mode) -> list[Path]:
+    """Put the released wheel of GPU code that the module loads beside ours, in mode "aot" alone.
+
+    The first start of mode "jit" downloads what it needs of it.
+    """
+    wheel = layout.wheels(FLAVOR) / pins.get(aot.HEADERS).file
+    wheel.unlink(missing_ok=True)
+    if mode == "jit":
+        return []
+    wheel.parent.mkdir(parents=True, exist_ok=True)
+    link_or_copy(sources.fetch_pin(layout, pins.get(aot.HEADERS)), wheel)
+    return [wheel]
 
 
 def headers_fault(layout: Layout, pins: Pins) -> SourceError | None:

@@ -91,6 +91,14 @@ def test_torch_and_cuda_are_one_layer_and_our_own_wheels_the_last(layout: Layout
     }
 
 
+def test_the_released_gpu_code_of_mode_aot_is_not_in_the_last_layer(layout: Layout) -> None:
+    cubins = "flashinfer_cubin-0.7.0.post1-py3-none-any.whl"
+    pack(layout.wheels("sm103"), cubins)
+    folder = stage_contexts(layout, "sm103")
+    assert [path.parent.name for path in folder.rglob(cubins)] == ["engine"]
+    assert "flashinfer-cubin==0.7.0.post1" in (folder / "engine/requirements.txt").read_text()
+
+
 def test_only_this_flavor_gets_a_compiler(layout: Layout) -> None:
     packages = {
         flavor: (stage_contexts(layout, flavor) / "debs/runtime.txt").read_text().split()

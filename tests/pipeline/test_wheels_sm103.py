@@ -124,6 +124,22 @@ def test_without_the_headers_the_other_wheels_are_built_and_the_old_one_is_gone(
     assert not older.exists()
 
 
+def test_the_gpu_code_that_the_module_loads_is_there_in_mode_aot_alone(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = load_pins(layout.pins)
+    archive = layout.sources / pins.get("flashinfer-cubin").file
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    archive.write_bytes(b"cubins")
+    monkeypatch.setattr(sources, "fetch_pin", lambda layout, pin: layout.sources / pin.file)
+    for _ in range(2):
+        (placed,) = wheels_sm103.place_cubins(layout, pins, "aot")
+        assert (placed.parent, placed.read_bytes()) == (layout.wheels("sm103"), b"cubins")
+    assert wheels_sm103.place_cubins(layout, pins, "jit") == []
+    assert not placed.exists()
+    assert archive.exists()
+
+
 def _only_locked(layout: Layout, pin: Pin) -> Path:
     if not pin.locked:
         raise SourceError(f"[{pin.id}] is not locked")
