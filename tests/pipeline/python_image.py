@@ -170,6 +170,8 @@ def wheel(folder: Path, name: str, version: str, files: Mapping[str, bytes]) -> 
 class PythonImage:
     """A built checkout under `root`; `build` makes its image, with `planted` as a last layer."""
 
+    flavor = "cpu"
+
     def __init__(self, root: Path, interpreter: bytes) -> None:
         self.layout = Layout(root)
         self.interpreter = interpreter
@@ -182,7 +184,7 @@ class PythonImage:
         (self.layout.locks / "exclude-cpu.txt").write_text("# nothing more\n")
         part = b"answer = 42\n"
         toy = {"toy/__init__.py": b"", "toy/part.py": part, "toy/native.so": compile_native(root)}
-        own, locked = self.layout.wheels("cpu"), self.layout.wheelhouse("cpu")
+        own, locked = self.layout.wheels(self.flavor), self.layout.wheelhouse(self.flavor)
         site = {
             **wheel(own, "toy", TOY_VERSION, toy),
             **wheel(own, "headrace", "0.1", package_files(CHECKOUT / "headrace")),
@@ -205,9 +207,9 @@ class PythonImage:
 
     def subject(self) -> Subject:
         """Return the built image without giving it to the daemon, for what is read outside."""
-        built = read_image(self.layout, "cpu")
+        built = read_image(self.layout, self.flavor)
         return Subject(
-            self.layout, "cpu", built.digest, built.path, built.reference,
+            self.layout, self.flavor, built.digest, built.path, built.reference,
             built.version, built.revision, built.series_sha256,
         )  # fmt: skip
 
@@ -219,8 +221,8 @@ class PythonImage:
         vllm: str = VLLM,
         suite: str = SUITE,
     ) -> str:
-        """Write the layout and the record of flavor "cpu"; return the digest."""
-        folder = self.layout.image("cpu")
+        """Write the layout and the record of the flavor's image; return the digest."""
+        folder = self.layout.image(self.flavor)
         commands = {
             f"{PREFIX}/bin/vllm": script(vllm),
             f"{PREFIX}/bin/headrace": script(SERVE + suite),

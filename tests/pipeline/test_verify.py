@@ -13,36 +13,16 @@ import pytest
 from headrace.errors import ConfigurationError, HeadraceError, ImageError, VerificationError
 from headrace.pipeline import checks, container, proofs, verify
 from headrace.pipeline.container import Outcome
-from headrace.pipeline.daemon import ensure_daemon
 from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES
-from headrace.pipeline.image import load_image
-from headrace.pipeline.layout import Layout
 from headrace.pipeline.report import load_report, report_path
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
-from tests.pipeline.python_image import CONFIG, SITE, SUITE, PythonImage, interpreter_layer
-from tests.pipeline.sample_image import Entry, layer_of, record_image, write_image
+from tests.pipeline.python_image import CONFIG, SITE, SUITE, PythonImage
+from tests.pipeline.sample_image import Entry, layer_of, write_image
 from tests.suites.sites import headrace
 
 pytestmark = pytest.mark.usefixtures("daemon", "small_engine")
 
 RED = SUITE.replace('"verdict": "green"', '"verdict": "red"') + "sys.exit(11)\n"
-
-
-@pytest.fixture(scope="session")
-def daemon() -> Iterator[None]:
-    with ensure_daemon(Layout.find()):
-        yield
-
-
-@pytest.fixture(scope="session")
-def interpreter(daemon: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[bytes]:
-    """The lowest layer of every image here; the daemon keeps it unpacked for the whole session."""
-    layer = interpreter_layer()
-    layout = Layout(tmp_path_factory.mktemp("anchor"))
-    record_image(layout.image("cpu"), write_image(layout.image("cpu"), [layer], {}))
-    reference = load_image(layout, "cpu")
-    yield layer
-    subprocess.run(["docker", "rmi", "--force", reference], timeout=60, check=True)
 
 
 @pytest.fixture
