@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import ImageError, MachineError
-from headrace.pipeline import proofs_device
 from headrace.pipeline.cuda import existing_toolkit
 from headrace.pipeline.device_code import parse_listing
 from headrace.pipeline.layer_files import each_file
@@ -36,10 +36,10 @@ REAL = {
 HOPPER = {FA3: OtherGpus(frozenset({"sm_90a"}), "for Hopper")}
 
 
-def problems(*, bare: bool = False, **changes: str | None) -> list[str]:
+def problems(changes: Mapping[str, str | None] | None = None, *, bare: bool = False) -> list[str]:
     """Judge the real listings with some replaced, by the name of the file without its ending."""
     listed = {path: text for path, text in REAL.items() if not (bare and path == MODULE)}
-    for name, text in changes.items():
+    for name, text in (changes or {}).items():
         (path,) = (path for path in REAL if Path(path).name.split(".")[0] == name)
         if text is None:
             del listed[path]
@@ -69,18 +69,18 @@ def test_the_real_listings_are_green_in_both_modes(bare: bool) -> None:
     ],
 )
 def test_code_for_another_gpu_alone_is_named(name: str, code: str, expected: str) -> None:
-    (line,) = problems(**{name: elf(code)})
+    (line,) = problems({name: elf(code)})
     assert f"expected device code for {expected}, found {code}" in line
 
 
 def test_a_component_without_any_device_code_is_named() -> None:
-    assert problems(cuda_ops=None, lmcache_redis=None) == [
+    assert problems({"cuda_ops": None, "lmcache_redis": None}) == [
         "lmcache: expected device code, found none in any library"
     ]
-    assert problems(cuda_ops=REAL["lmcache/lmcache_redis.so"]) == [
+    assert problems({"cuda_ops": REAL["lmcache/lmcache_redis.so"]}) == [
         "lmcache: expected device code, found none in any library"
     ]
-    assert problems(fused_moe_trtllm_sm100=None) == [
+    assert problems({"fused_moe_trtllm_sm100": None}) == [
         "flashinfer: expected device code, found none in any library"
     ]
 
@@ -95,13 +95,13 @@ def test_a_compiled_library_where_there_should_be_sources_alone_is_named() -> No
 
 @pytest.mark.parametrize("code", ["sm_100", "sm_80"])
 def test_an_exception_that_the_library_outgrew_is_named(code: str) -> None:
-    assert problems(_vllm_fa3_C=elf(code)) == [
+    assert problems({"_vllm_fa3_C": elf(code)}) == [
         f"{FA3}: expected device code for sm_90a, found {code}"
     ]
 
 
 def test_an_exception_for_a_library_that_is_gone_is_named() -> None:
-    assert problems(_vllm_fa3_C=None) == [
+    assert problems({"_vllm_fa3_C": None}) == [
         f"{FA3}: an exception that no library with device code needs"
     ]
 
@@ -150,4 +150,3 @@ def test_files_come_out_of_the_layers_one_at_a_time_as_a_container_sees_them(
 def test_without_a_toolkit_the_check_proves_nothing(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="expected the CUDA toolkit, found none; run"):
         existing_toolkit(Layout(tmp_path))
-    assert proofs_device.existing_toolkit is existing_toolkit

@@ -102,3 +102,40 @@ def test_a_module_that_python_resolves_elsewhere_is_named(toy: Site, tmp_path: P
     ).hexdigest()
     problems = toy.prove("extensions", request(files))["problems"]
     assert len(problems) == 1 and "as toy.native" in problems[0]
+
+
+def test_without_a_driver_what_asks_for_it_is_compared_and_listed(toy: Site) -> None:
+    stub = toy.folder / "stub/libcuda.so"
+    stub.parent.mkdir()
+    options = ["-shared", "-fPIC", "-x", "c"]
+    subprocess.run(
+        ["gcc", *options, "-", "-Wl,-soname,libcuda.so.1", "-o", stub],
+        input="int cuInit(void) { return 0; }", text=True, check=True, timeout=60,
+    )  # fmt: skip
+    path = toy.folder / "toy/gpu.so"
+    subprocess.run(
+        ["gcc", *options, "-", "-x", "none", "-o", path, f"-L{stub.parent}", "-lcuda"],
+        input="extern int cuInit(void); int call(void) { return cuInit(); }",
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    files = {"toy/gpu.so": hashlib.sha256(path.read_bytes()).hexdigest()}
+    problems = toy.prove("extensions", request(files))["problems"]
+    assert len(problems) == 1 and "libcuda.so.1: cannot open shared object" in problems[0]
+    answer = toy.prove("extensions", {**request(files), "without_driver": True})
+    assert answer["problems"] == [] and answer["facts"] == {"driver": ["toy/gpu.so"]}
+    files["toy/bad.so"] = build(toy.folder / "toy/bad.so", UNDEFINED)
+    answer = toy.prove("extensions", {**request(files), "without_driver": True})
+    assert len(answer["problems"]) == 1 and "nobody_has_this" in answer["problems"][0]
+    files["toy/gpu.so"] = "0" * 64
+    answer = toy.prove("extensions", {**request(files), "without_driver": True})
+    assert any("gpu.so: expected sha256 0000" in line for line in answer["problems"])
+
+
+def test_optional_modules_and_those_of_another_python_are_compared_alone(toy: Site) -> None:
+    names = ("plugin_bad.so", "bad.cpython-27-x86_64-linux-gnu.so")
+    files = {f"toy/{name}": build(toy.folder / "toy" / name, UNDEFINED) for name in names}
+    wanted = {**request(files), "optional": {"toy/plugin_*.so": "not used"}}
+    answer = toy.prove("extensions", wanted)
+    assert answer["problems"] == [] and sorted(answer["facts"]["skipped"]) == sorted(files)
+    files["toy/plugin_bad.so"] = "0" * 64
+    assert len(toy.prove("extensions", {**wanted, **request(files)})["problems"]) == 1
