@@ -16,8 +16,6 @@ from headrace.pipeline.pins import load_pins
 from headrace.pipeline.subject import RefutedError, Subject, site_relative
 
 MODULE_LABEL = "org.headrace.kernel-module"
-# How FlashInfer names the GPU of the flavor: where it compiles, and among its stock modules.
-ARCHITECTURES, PROVIDER = "10.3a", "sm103a"
 
 
 def kernel_module(subject: Subject) -> str:
@@ -42,8 +40,9 @@ def kernel_module(subject: Subject) -> str:
         {
             "record": record,
             "version": pin.version,
-            "architectures": ARCHITECTURES,
-            "provider": PROVIDER,
+            "architectures": pin.compile_for,
+            # As packages of stock modules name the same GPU.
+            "provider": f"sm{pin.compile_for.replace('.', '')}",
         },
     )
     sources = f"{facts['sources']} patched sources, version {pin.version}"

@@ -10,7 +10,8 @@ from typing import Any
 
 from headrace.pipeline import proofs
 from headrace.pipeline.layer_rules import Kind
-from headrace.pipeline.proofs_module import ARCHITECTURES, built_record
+from headrace.pipeline.pins import load_pins
+from headrace.pipeline.proofs_module import built_record
 from headrace.pipeline.records import components
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError
 from headrace.pipeline.toolchain import TOOLCHAIN
@@ -168,9 +169,11 @@ def offline_imports(subject: Subject) -> str:
         if wheel.name == "lmcache"
         for path in sorted(wheel.extensions)
     ]
+    # Without it FlashInfer asks which GPU there is.
+    gpu = load_pins(subject.layout.pins).get("flashinfer").compile_for
     request = {
         "modules": [*IMPORTS, *own],
-        "environment": {"FLASHINFER_CUDA_ARCH_LIST": ARCHITECTURES},
+        "environment": {"FLASHINFER_CUDA_ARCH_LIST": gpu},
     }
     facts = subject.ask("offline", request)
     if facts["void"]:

@@ -34,6 +34,7 @@ size = 1
 license = "Apache-2.0"
 flavors = ["sm103"]
 patched = true
+compile-for = "10.3a"
 device-code = ["sm_103a"]
 """
 GPU = "extern int cuInit(void); int call(void) { return cuInit(); }"
