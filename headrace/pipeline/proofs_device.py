@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +16,7 @@ from headrace.pipeline.device_code import found_code
 from headrace.pipeline.layer_files import each_file
 from headrace.pipeline.pins import Pin, load_pins
 from headrace.pipeline.proofs_module import built_record
+from headrace.pipeline.records import WheelRecord
 from headrace.pipeline.subject import RefutedError, Subject, site_relative
 
 # Library → GPU code, of those that hold any.
@@ -50,6 +52,8 @@ def device_code(subject: Subject) -> str:
         for pin in pins:
             if canonicalize_name(pin.name) == wheel.name:
                 owner |= dict.fromkeys(wheel.extensions, pin)
+                if problems := unrecorded(subject.scan.paths, wheel):
+                    raise RefutedError(problems)
     wanted = {path: value for path, value in subject.scan.hashes.items()
               if site_relative(path) in owner}  # fmt: skip
     toolkit = existing_toolkit(subject.layout)
@@ -62,6 +66,18 @@ def device_code(subject: Subject) -> str:
     if problems := judge(pins, owner, found, EXCEPTIONS, bare):
         raise RefutedError(problems)
     return summary(pins, owner, found)
+
+
+def unrecorded(paths: Iterable[str], wheel: WheelRecord) -> list[str]:
+    """Name each library of any layer in the wheel's packages that the wheel did not bring."""
+    packages = {path.partition("/")[0] for path in wheel.files if path.endswith("/__init__.py")}
+    return [
+        f"/{path}: a library that {wheel.name} did not bring"
+        for path in sorted(paths)
+        if (relative := site_relative(path)) not in wheel.files
+        and relative.partition("/")[0] in packages
+        and re.search(r"\.so(\.\d+)*$", relative)
+    ]
 
 
 def judge(

@@ -15,7 +15,8 @@ from headrace.pipeline.layer_files import each_file
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.oci import read_layout
 from headrace.pipeline.pins import load_pins
-from headrace.pipeline.proofs_device import EXCEPTIONS, OtherGpus, judge, summary
+from headrace.pipeline.proofs_device import EXCEPTIONS, OtherGpus, judge, summary, unrecorded
+from headrace.pipeline.records import WheelRecord
 from tests.pipeline.sample_image import layer_of, write_image
 
 PINS = load_pins(Layout.find().pins)
@@ -120,6 +121,18 @@ def test_the_line_says_how_many_libraries_hold_which_code() -> None:
         "flashinfer: 1 with sm_103a"
     )
     assert summary([OWN["flashinfer"]], {}, {}) == "flashinfer: sources alone"
+
+
+def test_a_library_that_the_wheel_did_not_bring_is_named() -> None:
+    files = {"toy/__init__.py": "", "toy/native.so": "", "toy/data/x.so.h": ""}
+    site = "opt/headrace/lib/python3.11/site-packages"
+    paths = [f"{site}/{path}" for path in (*files, "other/x.so", "toy/data/y.so.h")]
+    wheel = WheelRecord("toy", "1", files)
+    assert unrecorded(paths, wheel) == []
+    for stray in ("toy/stray.so", "toy/data/libx.so.12"):
+        assert unrecorded([*paths, f"{site}/{stray}"], wheel) == [
+            f"/{site}/{stray}: a library that toy did not bring"
+        ]
 
 
 def test_files_come_out_of_the_layers_one_at_a_time_as_a_container_sees_them(
