@@ -11,7 +11,7 @@ import typer
 from headrace.errors import ConfigurationError
 from headrace.folder import output_folder
 from headrace.suites.needle.option_words import checked_tag, numbers, one_of, seconds
-from headrace.suites.needle.options import FAULTS, LENGTHS, SUITE, DialectName, Options
+from headrace.suites.needle.options import FAULTS, LENGTHS, PAGE, SUITE, DialectName, Options
 
 # What two cores answer in minutes.
 PRIVATE_RANKS, PRIVATE_LENGTHS = 2, (1100, 4000)
@@ -175,7 +175,7 @@ def run(options: Options) -> None:
 
     from headrace.suites.needle.page import headline
     from headrace.suites.needle.private import run_private
-    from headrace.suites.needle.report import PAGE, write_report
+    from headrace.suites.needle.report import write_report
     from headrace.suites.needle.run import run_suite
     from headrace.suites.results import raise_unless_green
     from headrace.suites.show import Reporter

@@ -11,6 +11,8 @@ from typing import Literal
 from headrace.errors import ConfigurationError
 
 SUITE = "needle"
+# Of the folder `Options.out`, beside what every suite writes.
+CELLS, PAGE = "cells.jsonl", "report.html"
 
 # Six prompts from 12.8k to 166.7k tokens; the first and the last have 12,800 and 166,656 tokens in
 # whole chunks.

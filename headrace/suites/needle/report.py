@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from headrace.console import disk_error
-from headrace.suites.needle.options import SUITE
+from headrace.suites.needle.options import CELLS, PAGE, SUITE, Options
 from headrace.suites.needle.page import page
+from headrace.suites.needle.plan import plan
 from headrace.suites.needle.run import Outcome
 from headrace.suites.results import write_results
-
-CELLS = "cells.jsonl"
-PAGE = "report.html"
 
 
 def write_report(outcome: Outcome) -> None:
@@ -26,8 +25,9 @@ def write_report(outcome: Outcome) -> None:
         "seed": str(options.seed), "ranks": str(options.ranks), "chunk": str(options.chunk),
     }  # fmt: skip
     write_results(options.out, SUITE, outcome.results, about)
+    run = about_run(options)
     lines = [
-        json.dumps(cell.record(options, outcome.model), ensure_ascii=False)
+        json.dumps({**cell.record(options, outcome.model), "run": run}, ensure_ascii=False)
         for cell in outcome.cells
     ]
     try:
@@ -37,3 +37,11 @@ def write_report(outcome: Outcome) -> None:
             partial.replace(options.out / name)
     except OSError as failure:
         raise disk_error(failure, options.out) from failure
+
+
+def about_run(options: Options) -> dict[str, Any]:
+    """Return what tells a whole run from a part of one; `prompts` counts the whole plan's."""
+    return {
+        "endpoint": options.endpoint, "private": options.private, "ranks": options.ranks,
+        "chunk": options.chunk, "prompts": len(plan(options)),
+    }  # fmt: skip

@@ -43,6 +43,19 @@ def test_a_line_for_each_cell_with_evidence_and_the_command_to_ask_again(broken:
     words = shlex.split(line["again"])
     assert words[:3] == ["headrace", "needle", broken.options.endpoint]
     assert words[words.index("--only") + 1] == "rank-1"
+    prompts = {line["prompt"] for line in lines}
+    assert [line["run"] for line in lines] == [
+        {"endpoint": broken.options.endpoint, "private": False, "ranks": 3, "chunk": CHUNK,
+         "prompts": len(prompts)}
+    ] * len(lines)  # fmt: skip
+
+
+def test_a_run_of_some_prompts_says_how_many_there_are(stand: Stand) -> None:
+    outcome = stand.run(only=("1000-at-20",))
+    write_report(outcome)
+    line = (outcome.options.out / "cells.jsonl").read_text().splitlines()[0]
+    assert {cell.prompt.name for cell in outcome.cells} == {"1000-at-20"}
+    assert json.loads(line)["run"]["prompts"] == 2
 
 
 def test_the_command_of_a_private_run_asks_in_the_same_way() -> None:
