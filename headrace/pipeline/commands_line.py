@@ -19,7 +19,7 @@ from headrace.pipeline.flavor_wheels import build_wheels
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lock_pins import lock_pins
 from headrace.pipeline.manifest import build_lock
-from headrace.pipeline.options import BaseImage, Flavor, Json, Module, emit
+from headrace.pipeline.options import BaseImage, Flavor, Json, Module, NeedleResults, emit
 from headrace.pipeline.pins import FLAVORS, require_flavor
 from headrace.pipeline.publish import publish as push
 from headrace.pipeline.report import load_report, refuse_unless_publishable, report_path
@@ -73,12 +73,13 @@ def image(
 
 def verify(
     image: Annotated[str, typer.Argument(help="A flavor, or an image that the daemon knows.")],
+    needle_results: NeedleResults = None,
     as_json: Json = False,
 ) -> None:
     """Prove an image, run the suites in it, and write build/report/DIGEST.json."""
     layout = Layout.find()
     with build_lock(layout):
-        report = prove(layout, image)
+        report = prove(layout, image, {"needle": needle_results} if needle_results else {})
     emit(report, as_json)
     require_green(layout, report)
     say(f"{report.image}: green; report: {report_path(layout, report.image)}")

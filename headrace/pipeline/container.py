@@ -87,12 +87,14 @@ def created(
     mounts: Mapping[Path, str] | None = None,
     writable: Mapping[Path, str] | None = None,
     env: Mapping[str, str] | None = None,
+    gpus: str = "",
 ) -> Iterator[Container]:
     """Create a container of `image_id` without a network; remove it when the block ends.
 
     Args:
         entrypoint: replaces the image's own; None keeps it.
         mounts, writable: folder on the host -> folder in the container.
+        gpus: which GPUs it gets, as docker names them; "" for none.
 
     Raises:
         VerificationError: the daemon made it from another image than `image_id`.
@@ -107,6 +109,8 @@ def created(
         options += ["--mount", f"type=bind,src={source},dst={target}"]
     for name, value in (env or {}).items():
         options += ["--env", f"{name}={value}"]
+    if gpus:
+        options += ["--gpus", gpus]
     identity = call(
         ["docker", "create", *options, image_id, *words], error=ImageError, timeout=DOCKER_S
     ).strip()

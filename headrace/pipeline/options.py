@@ -27,6 +27,16 @@ Module = Annotated[
     typer.Option(help="sm103: FlashInfer's kernels compiled at the first start, or here."),
 ]
 
+NeedleResults = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        show_default=False,
+        help="sm103: the folder that 'headrace needle … --image IMAGE@DIGEST --out FOLDER' wrote "
+        "against a live engine of this image.",
+    ),
+]
+
 
 def emit(value: Any, as_json: bool) -> None:
     """Print `value` on stdout as JSON if a machine asked for it."""

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from headrace.pipeline import proofs
+from headrace.pipeline import proofs, serving
+from headrace.pipeline.given import command
+from headrace.pipeline.gpu import require_gpu
 from headrace.pipeline.layer_rules import Kind
 from headrace.pipeline.pins import load_pins
 from headrace.pipeline.proofs_module import built_record
@@ -186,28 +188,32 @@ def offline_imports(subject: Subject) -> str:
 
 
 def starts_offline(subject: Subject) -> str:
-    """Void: without a GPU nothing is served, and in mode "jit" a start is not offline anyway.
+    """The check of the same name of all flavors, on a GPU. It has not run on one yet.
 
     Raises:
-        UnprovedError: always; says why.
+        RefutedError: the server ends, or does not answer.
+        UnprovedError: the mode is "jit", whose start is not offline, or there is no B300.
     """
     if built_record(subject)["mode"] == "jit":
         raise UnprovedError(
             "mode jit: the first start compiles the module and fetches FlashInfer's kernels for "
             "it, so an image of this mode is not published; build with --module aot"
         )
-    raise UnprovedError("an engine of this flavor needs a GPU, and this machine serves none")
+    # The driver says it without the letter.
+    gpu = load_pins(subject.layout.pins).get("flashinfer").compile_for.rstrip("af")
+    name = require_gpu(gpu)
+    return f"on {name}: {serving.starts_offline(subject, gpus='all')}"
 
 
 def needle(digest: str) -> list[str]:
-    """Void: the suite serves a model in the image, and that needs a GPU.
+    """Void: the suite's own engine is vLLM's for CPUs, and results of another were not given.
 
     Raises:
-        UnprovedError: always; says why.
+        UnprovedError: always; says how to give them.
     """
     raise UnprovedError(
-        "an engine of this flavor needs a GPU, and this machine serves none; run "
-        "'headrace needle' against a server of this image"
+        "it asks a live engine of this flavor, and no results of one were given; run "
+        f"{command(digest)}, then 'build.py verify' with --needle-results FOLDER"
     )
 
 

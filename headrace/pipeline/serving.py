@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
+from headrace.errors import ImageError
 from headrace.pipeline import container
-from headrace.pipeline.subject import RefutedError, Subject, read_answer
+from headrace.pipeline.gpu import ADVICE
+from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, read_answer
 from headrace.proof.tiny_model import write_tiny_model
 
 # It becomes `vllm serve` with words that are not headrace's own.
@@ -18,8 +21,16 @@ SERVE_S = 540.0
 LINE = 200
 
 
-def starts_offline(subject: Subject) -> str:
-    """The image's own command serves a completion where there is no network at all."""
+def starts_offline(subject: Subject, gpus: str = "") -> str:
+    """The image's own command serves a completion where there is no network at all.
+
+    Args:
+        gpus: which GPUs the engine gets, as docker names them; "" for an engine on the CPU.
+
+    Raises:
+        RefutedError: the image has another command, or the engine ends or does not answer.
+        UnprovedError: docker gives no container a GPU.
+    """
     settings = subject.image.config.get("config", {})
     entry, command = list(settings.get("Entrypoint") or []), list(settings.get("Cmd") or [])
     if entry != COMMAND or command:
@@ -33,18 +44,31 @@ def starts_offline(subject: Subject) -> str:
         words = [
             "/model", "--load-format", "dummy", "--max-model-len", "128",
             "--host", "127.0.0.1", "--port", str(PORT),
+            *(("--dtype", "bfloat16") if gpus else ()),
         ]  # fmt: skip
         request = {
             "port": PORT, "model": "/model", "prompt": "w3 w4 w5", "tokens": 4,
             "deadline_s": SERVE_S,
         }  # fmt: skip
-        with container.created(
-            subject.digest,
-            words,
-            mounts={Path(folder).resolve(): "/model"},
-            env={"VLLM_CPU_KVCACHE_SPACE": "1"},
-        ) as made:
-            made.start()
+        with ExitStack() as stack:
+            try:
+                made = stack.enter_context(
+                    container.created(
+                        subject.digest,
+                        words,
+                        mounts={Path(folder).resolve(): "/model"},
+                        env={} if gpus else {"VLLM_CPU_KVCACHE_SPACE": "1"},
+                        gpus=gpus,
+                    )
+                )
+                made.start()
+            except ImageError as refused:
+                if not gpus:
+                    raise
+                # Docker finds out at one or the other that it cannot.
+                raise UnprovedError(
+                    f"docker started no container with a GPU: {refused}; {ADVICE}"
+                ) from refused
             try:
                 outcome = made.execute(
                     ["python", "-m", "headrace.proof", "completion"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -11,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.console import say, working
-from headrace.errors import HeadraceError, SuiteFailedError, SuiteVoidError, VerificationError
+from headrace.errors import HeadraceError, VerificationError
 from headrace.pipeline import container
-from headrace.pipeline.checks import CHECKS, SUITES, Words
+from headrace.pipeline.checks import CHECKS, GIVEN, SUITES, Words
 from headrace.pipeline.daemon import ensure_daemon
 from headrace.pipeline.evidence import (
     MANDATORY_CHECKS,
@@ -25,32 +24,32 @@ from headrace.pipeline.evidence import (
     Verdict,
     overall,
 )
+from headrace.pipeline.given import refuse_given, take
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import FLAVORS
 from headrace.pipeline.report import report_path, save_report
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
+from headrace.pipeline.suite_cases import judge_suite
 from headrace.pipeline.target import require_target
 
 SUITE_S = 1800.0
-EXPECTED_STATUS: Mapping[Verdict, int] = {
-    "green": 0,
-    "red": SuiteFailedError.exit_code,
-    "void": SuiteVoidError.exit_code,
-}
 
 
-def verify(layout: Layout, target: str) -> Report:
+def verify(layout: Layout, target: str, given: Mapping[str, Path] | None = None) -> Report:
     """Prove the image that `target` names and write build/report/DIGEST.json and .txt.
 
     Args:
         target: a flavor that was built in this checkout, or a name that the daemon knows.
+        given: suite -> folder with results of it, for suites that need an engine elsewhere.
 
     Raises:
         VerificationError: a part is red or void; the message names the first one and the report.
-        ConfigurationError: the flavor has no image, or the name cannot be one.
+        ConfigurationError: the flavor has no image, the name cannot be one, or those results
+            cannot be given.
         ImageError: there is no such image.
         MachineError: there is no daemon.
     """
-    report = prove(layout, target)
+    report = prove(layout, target, given)
     require_green(layout, report)
     return report
 
@@ -63,14 +62,18 @@ def require_green(layout: Layout, report: Report) -> None:
         )
 
 
-def prove(layout: Layout, target: str) -> Report:
+def prove(layout: Layout, target: str, given: Mapping[str, Path] | None = None) -> Report:
     """Do what `verify` does, and return the report whatever its verdict is."""
+    given = given or {}
+    if target in FLAVORS:
+        refuse_given(target, given, GIVEN[target])
     require_target(layout, target)
     started, clock = datetime.now(UTC), time.monotonic()
     with ensure_daemon(layout), subject_of(layout, target) as subject:
+        refuse_given(subject.flavor, given, GIVEN[subject.flavor])
         checks = run_checks(subject, CHECKS[subject.flavor])
         bound = checks[0].verdict == "green"
-        suites = run_suites(subject, SUITES[subject.flavor]) if bound else ()
+        suites = run_suites(subject, SUITES[subject.flavor], given) if bound else ()
     report = Report(
         image=subject.digest,
         flavor=subject.flavor,
@@ -121,16 +124,26 @@ def _run_check(subject: Subject, name: str, check: Callable[[Subject], str] | No
     return Check(name=name, verdict=verdict, detail=detail, seconds=seconds)
 
 
-def run_suites(subject: Subject, suites: Mapping[str, Words]) -> tuple[Suite, ...]:
-    """Run the suites of the subject's flavor in the image; one that does not exist is void."""
+def run_suites(
+    subject: Subject, suites: Mapping[str, Words], given: Mapping[str, Path] | None = None
+) -> tuple[Suite, ...]:
+    """Run the suites of the subject's flavor in the image, or judge the results that are `given`.
+
+    One that does not exist is void.
+    """
+    given = given or {}
     done = []
     for name in dict.fromkeys([*suites, *MANDATORY_SUITES[subject.flavor]]):
         clock = time.monotonic()
         try:
             if name not in suites:
                 raise UnprovedError(f"flavor {subject.flavor} needs it, and it is not written yet")
-            with working(f"running {name} in the image"):
-                verdict, detail, cases = _run_suite(subject, name, suites[name](subject.digest))
+            if name in given:
+                verdict, detail, cases = take(given[name], _kept(subject, name), subject.digest)
+            else:
+                words = suites[name](subject.digest)
+                with working(f"running {name} in the image"):
+                    verdict, detail, cases = _run_suite(subject, name, words)
         except HeadraceError as unproved:
             verdict, detail, cases = "void", str(unproved), ()
         seconds = round(time.monotonic() - clock, 2)
@@ -142,7 +155,7 @@ def run_suites(subject: Subject, suites: Mapping[str, Words]) -> tuple[Suite, ..
 def _run_suite(
     subject: Subject, name: str, words: Sequence[str]
 ) -> tuple[Verdict, str, tuple[Case, ...]]:
-    kept = report_path(subject.layout, subject.digest).with_suffix("") / name
+    kept = _kept(subject, name)
     subject.layout.build.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=subject.layout.build) as scratch:
         folder = Path(scratch).resolve()
@@ -158,29 +171,8 @@ def _run_suite(
     return judge_suite(outcome, kept / "results.jsonl")
 
 
-def judge_suite(outcome: container.Outcome, results: Path) -> tuple[Verdict, str, tuple[Case, ...]]:
-    """Return verdict, detail and cases of a suite from its exit status and its results.
-
-    Both must say the same: a status that its cases do not explain proves nothing.
-    """
-    try:
-        lines = results.read_text(encoding="utf-8").splitlines()
-        cases = tuple(_case(line) for line in lines if line.strip())
-    except (OSError, ValueError):
-        return "void", f"status {outcome.status}, no usable results: {outcome.last_line}", ()
-    verdicts = {case.verdict for case in cases}
-    verdict: Verdict = "green" if verdicts == {"green"} else "red" if "red" in verdicts else "void"
-    if outcome.status == EXPECTED_STATUS[verdict]:
-        return verdict, "" if cases else "no case ran", cases
-    detail = f"status {outcome.status} does not fit its cases, which are {verdict}"
-    return "red" if verdict == "red" else "void", f"{detail}: {outcome.last_line}", cases
-
-
-def _case(line: str) -> Case:
-    value = json.loads(line)
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object, found {line}")
-    return Case.model_validate({key: value[key] for key in value if key != "suite"})
+def _kept(subject: Subject, name: str) -> Path:
+    return report_path(subject.layout, subject.digest).with_suffix("") / name
 
 
 def first_fault(report: Report) -> str:

@@ -16,6 +16,7 @@ from headrace.pipeline.container import Outcome
 from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES
 from headrace.pipeline.report import load_report, report_path
 from headrace.pipeline.subject import RefutedError, Subject, UnprovedError, subject_of
+from headrace.pipeline.suite_cases import judge_suite
 from tests.pipeline.python_image import CONFIG, SITE, SUITE, PythonImage
 from tests.pipeline.sample_image import Entry, layer_of, write_image
 from tests.suites.sites import headrace
@@ -242,6 +243,16 @@ def test_an_image_of_somebody_else_is_refused(image: PythonImage) -> None:
         pass
 
 
+def test_an_image_whose_suites_run_here_takes_no_results(
+    image: PythonImage, tmp_path: Path
+) -> None:
+    image.build()
+    with subject_of(image.layout, "cpu") as built:
+        reference = built.reference
+    with pytest.raises(ConfigurationError, match="--needle-results: expected none for flavor cpu"):
+        verify.prove(image.layout, reference, {"needle": tmp_path})
+
+
 def test_a_name_that_nobody_has_says_what_to_run(image: PythonImage) -> None:
     with (
         pytest.raises(ImageError, match=r"run 'docker pull 127\.0\.0\.1:1/none:1'"),
@@ -286,7 +297,7 @@ def test_a_suite_is_judged_by_its_status_and_its_cases_together(
         shared = {"suite": "s", "case": "c", "expected": "a miss", "seen": "a miss", "ms": 1}
         lines = [json.dumps({**shared, "verdict": value}) for value in verdicts]
         results.write_text("".join(f"{line}\n" for line in lines))
-    found = verify.judge_suite(Outcome(status, "", "it says why"), results)
+    found = judge_suite(Outcome(status, "", "it says why"), results)
     assert found[0] == verdict
     assert found[1].startswith(detail) and bool(found[1]) == bool(detail)
     assert len(found[2]) == len(verdicts or [])
@@ -296,7 +307,7 @@ def test_a_suite_is_judged_by_its_status_and_its_cases_together(
 def test_results_that_are_not_cases_are_void(tmp_path: Path, text: str) -> None:
     results = tmp_path / "results.jsonl"
     results.write_text(text)
-    assert verify.judge_suite(Outcome(0, "", ""), results)[0] == "void"
+    assert judge_suite(Outcome(0, "", ""), results)[0] == "void"
 
 
 def test_parts_that_a_flavor_needs_and_nobody_wrote_are_void(image: PythonImage) -> None:

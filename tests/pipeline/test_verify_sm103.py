@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import PublishError
-from headrace.pipeline import proofs_device, proofs_sm103, verify
+from headrace.pipeline import gpu, proofs_device, proofs_sm103, verify
 from headrace.pipeline.checks import CHECKS, SUITES
 from headrace.pipeline.proofs_device import OtherGpus
 from headrace.pipeline.publish import refuse_unlocked
@@ -34,6 +34,7 @@ def small_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs_sm103, "OPTIONAL", {})
     monkeypatch.setattr(proofs_sm103, "IMPORTS", ["toy.native", "flashinfer"])
     monkeypatch.setattr(proofs_device, "EXCEPTIONS", {})
+    monkeypatch.setattr(gpu, "QUERY", ("no-nvidia-smi",))
 
 
 @pytest.fixture(params=["jit", "aot"])
@@ -69,12 +70,16 @@ def test_what_needs_no_gpu_is_green_and_what_does_is_void(image: GpuImage) -> No
     assert said["offline-imports"] == "green: toy.native, flashinfer ask the network for nothing"
     code = {"jit": "sources alone", "aot": "1 with sm_103a"}
     assert said["device-code"] == f"green: flashinfer: {code[image.mode]}"
-    assert said["starts-offline"].startswith("void: ")
+    why = {
+        "jit": "mode jit: the first start compiles",
+        "aot": "an engine of this flavor needs a GPU",
+    }
+    assert said["starts-offline"].startswith(f"void: {why[image.mode]}")
     assert "\n" not in said["starts-offline"]
     assert [(suite.name, suite.verdict) for suite in suites] == [
         ("missing-key", "green"), ("needle", "void")
     ]  # fmt: skip
-    assert suites[1].detail.startswith("an engine of this flavor needs a GPU")
+    assert suites[1].detail.startswith("it asks a live engine of this flavor")
 
 
 def test_each_fault_that_is_planted_is_red(image: GpuImage, tmp_path: Path) -> None:
