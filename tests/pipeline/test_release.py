@@ -75,6 +75,7 @@ def test_each_command_can_be_given(words: list[str]) -> None:
         (".venv/bin/python build.py wheels --module both", "'both' is not one of"),
         (".venv/bin/python build.py publish sm103", "Missing parameter: to"),
         ("headrace bench kernels", "no command kernels"),
+        (".venv/bin/python build.py verify sm103 --needle-result x", "No such option"),
         ("headrace needle --shards a:1", "No such option: --shards"),
         ("make compile_gate", "no target"),
         ("run moe/test_x.py", "no test of upstream's"),
@@ -85,14 +86,17 @@ def test_a_command_that_cannot_be_given_is_told(line: str, said: str) -> None:
     assert said in problem(shlex.split(line))
 
 
-def test_the_runbook_names_every_step() -> None:
+def test_the_runbook_names_every_step_in_its_order() -> None:
+    """An image that was not proved is not published, and not proved before its engine was asked."""
     text = [" ".join(words) for words in LINES]
-    for step in (
+    steps = (
         "build.py lock", "wheels --flavor sm103 --module aot", "image --flavor sm103",
         "verify sm103", "run @ids", "headrace bench kernel", "headrace needle http",
-        "publish sm103 --to",
-    ):  # fmt: skip
-        assert any(step in line for line in text), step
+        "verify sm103 --needle-results", "publish sm103 --to",
+    )  # fmt: skip
+    places = [next(n for n, line in enumerate(text) if step in line) for step in steps]
+    assert places == sorted(places)
+    assert places[-1] == len(text) - 1
 
 
 def test_the_ids_of_upstreams_tests_are_ids() -> None:
