@@ -55,16 +55,17 @@ def _with_later_activation(text: str) -> str:
 
 def _shortened(text: str) -> str:
     start = text.index("tllmGenBatchedGemmList[] = {")
-    head, first, entries = text[start:].partition("\n{")
+    listed, end, after = text[start:].partition("\n};\n")
+    head, first, entries = listed.partition("\n{")
     kept = entries.split("\n{")[:LISTED]
-    if not first or len(kept) < LISTED:
+    if not first or not end or len(kept) < LISTED:
         raise ValueError(f"flashinferMetaInfo.h: expected at least {LISTED} kernels")
-    # Each entry ends with its own comma; what follows the last one is the end of a condition.
+    # Each entry ends with its own comma, and the last one with the end of a condition.
     opened = head.count("#ifndef") + "\n{".join(kept).count("#if")
     closed = "\n{".join(kept).count("#endif")
     before = re.sub(r"(ListLen = )\d+", rf"\g<1>{LISTED}", text[:start])
     ends = "#endif\n" * (opened - closed)
-    return f"{before}{head}\n{{" + "\n{".join(kept) + f"\n{ends}}};\n"
+    return f"{before}{head}\n{{" + "\n{".join(kept) + f"\n{ends}}};\n{after}"
 
 
 if __name__ == "__main__":

@@ -81,8 +81,11 @@ def test_a_kernel_that_is_not_there_is_found() -> None:
 
 
 def test_the_headers_stand_in(tmp_path: Path) -> None:
-    listing = "ListLen = 12;\nlist tllmGenBatchedGemmList[] = {\n#ifndef EXCLUDE\n"
+    listing = (
+        "namespace gemm {\nListLen = 12;\nlist tllmGenBatchedGemmList[] = {\n#ifndef EXCLUDE\n"
+    )
     listing += "".join(f"{{nullptr, {number}\n }},\n" for number in range(12)) + "#endif\n};\n"
+    listing += "} // namespace gemm\n"
     wheel = tmp_path / "cubin.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         root = "cubins/a/batched_gemm-1/include"
@@ -96,6 +99,8 @@ def test_the_headers_stand_in(tmp_path: Path) -> None:
     assert re.findall(r"nullptr, (\d+)", short) == [str(number) for number in range(LISTED)]
     assert f"ListLen = {LISTED};" in short
     assert short.count("#if") == short.count("#endif") == 1
+    assert short.count("{") == short.count("}")
+    assert short.endswith("};\n} // namespace gemm\n")
     options = tmp_path / "headers" / EXPORT / "trtllmGen_bmm_export/GemmGatedActOptions.h"
     assert re.search(r"GeGlu,\s+// None\s+SiTuGlu,\s+None,", options.read_text())
 
