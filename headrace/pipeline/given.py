@@ -5,6 +5,7 @@ They are a record, not a signature: who gives them says that they come from this
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def take(folder: Path, kept: Path, digest: str) -> tuple[Verdict, str, tuple[Cas
         MachineError: they cannot be kept.
     """
     try:
-        files = {name: (folder / name).read_bytes() for name in FILES}
+        files = {name: _read(folder / name) for name in FILES}
         judged = judge(files, digest)
     except OSError as failure:
         raise UnprovedError(
@@ -40,7 +41,9 @@ def take(folder: Path, kept: Path, digest: str) -> tuple[Verdict, str, tuple[Cas
             f"run {command(digest)}"
         ) from failure
     except UnprovedError as refused:
-        raise UnprovedError(f"{folder}: {refused}; run {command(digest)}") from refused
+        # It quotes what anybody may have written: one line, and nothing that a terminal obeys.
+        plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(refused))
+        raise UnprovedError(f"{folder}: {plain}; run {command(digest)}") from refused
     partial = kept.with_name(f"{kept.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -52,6 +55,13 @@ def take(folder: Path, kept: Path, digest: str) -> tuple[Verdict, str, tuple[Cas
     except OSError as failure:
         raise disk_error(failure, kept) from failure
     return judged
+
+
+def _read(file: Path) -> bytes:
+    # A pipe would be waited for without end.
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "another kind of file", str(file))
+    return file.read_bytes()
 
 
 def refuse_given(flavor: str, given: Mapping[str, Path], takes: Sequence[str]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.pipeline.evidence import Case, Verdict
 from headrace.pipeline.subject import UnprovedError
@@ -30,8 +29,9 @@ class Run(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
     endpoint: str
     private: bool
-    ranks: int
-    chunk: int
+    # A plan is made of them, so that what nobody deploys would take all memory.
+    ranks: int = Field(le=4096)
+    chunk: int = Field(ge=1)
     prompts: int
 
 
@@ -79,7 +79,7 @@ def _cells(data: bytes) -> list[GivenCell]:
         for line in data.decode("utf-8").split("\n"):
             if line.strip():
                 # Older runs have no such object, and say nothing about what is missing in them.
-                cells.append(GivenCell.model_validate(json.loads(line)))
+                cells.append(GivenCell.model_validate_json(line))
     except ValueError as broken:
         first = str(broken).splitlines()
         raise UnprovedError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def test_a_whole_green_run_of_this_image_is_green_and_says_whose_it_is(files: Fi
          "expected a needle on rank 1 in L2"),
         (of_run(ranks=1), "expected shards of two ranks or more"),
         (of_run(ranks=4), "found no prompt"),
+        (of_run(ranks=10**9, prompts=10**9), "less than or equal to 4096"),
+        (of_run(chunk=0), "greater than or equal to 1"),
         (of_run(private=True), "found one with --private"),
         (of_run(prompts=1), "a whole run of 1 prompts"),
         (lambda cells, results: cells[3]["run"].update(endpoint="http://x"), "found several"),
@@ -138,7 +141,9 @@ def test_what_is_not_a_whole_run_of_this_image_proves_nothing(
 
 
 @pytest.mark.parametrize("name", ["cells.jsonl", "results.jsonl"])
-@pytest.mark.parametrize("data", [b"{", b"[]\n", b"\xff\n", b"null\n"])
+@pytest.mark.parametrize(
+    "data", [b"{", b"[]\n", b"\xff\n", b"null\n", b"[" * 100_000, rb'{"case": "\ud800"}']
+)
 def test_a_broken_file_proves_nothing(files: Files, name: str, data: bytes) -> None:
     with pytest.raises(UnprovedError, match=rf"{name}: expected"):
         judge({**files, name: data}, DIGEST)
@@ -175,6 +180,22 @@ def test_what_proves_nothing_is_not_kept_and_says_what_to_run(
     with pytest.raises(UnprovedError, match=r"results\.jsonl: expected a file .*No such file"):
         take(tmp_path, kept, DIGEST)
     assert not kept.exists()
+
+
+def test_a_refusal_quotes_nothing_that_a_terminal_obeys(
+    written: Path, files: Files, tmp_path: Path
+) -> None:
+    for name, data in edit(files, on_all(image="\x1b[2J\na")).items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(UnprovedError, match=r"found \\x1b\[2J\\na; run") as refused:
+        take(tmp_path, tmp_path / "kept", DIGEST)
+    assert str(refused.value).isprintable()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "results.jsonl")
+    with pytest.raises(UnprovedError, match=r"results\.jsonl: expected a file .*another kind of"):
+        take(tmp_path, tmp_path / "kept", DIGEST)
 
 
 def test_verify_judges_what_is_given_and_is_void_without(written: Path, tmp_path: Path) -> None:
