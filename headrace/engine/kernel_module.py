@@ -17,6 +17,8 @@ from typing import Literal, cast
 from headrace.errors import KernelModuleError
 
 RECORD = "flashinfer/data/headrace-module.json"
+# To whoever starts an image; it ends each message.
+ADVICE = "; take an image that build.py verify passed"
 
 _KEYS = ("module", "mode", "path", "sha256", "symbol", "series_sha256", "sources")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -54,10 +56,21 @@ def read_record(site: Path) -> ModuleRecord:
     """
     file = site / RECORD
     try:
-        said = json.loads(file.read_bytes())
+        data = file.read_bytes()
     except OSError as failure:
         raise _broken(file, "a record of the module", failure.strerror or "none") from failure
-    except ValueError as failure:
+    return parse_record(data, file)
+
+
+def parse_record(data: bytes, file: Path) -> ModuleRecord:
+    """Return what `data` says, the content of `file`.
+
+    Raises:
+        KernelModuleError: it does not say what it must.
+    """
+    try:
+        said = json.loads(data)
+    except (ValueError, RecursionError) as failure:
         raise _broken(file, "JSON", str(failure)) from failure
     if not isinstance(said, dict) or sorted(said) != sorted(_KEYS):
         keys = ", ".join(sorted(said)) if isinstance(said, dict) else type(said).__name__
@@ -84,9 +97,7 @@ def read_record(site: Path) -> ModuleRecord:
 
 
 def _broken(file: Path, expected: str, found: str) -> KernelModuleError:
-    return KernelModuleError(
-        f"{file}: expected {expected}, found {found}; take an image that build.py verify passed"
-    )
+    return KernelModuleError(f"{file}: expected {expected}, found {found}{ADVICE}")
 
 
 def _wanted(key: str, pattern: re.Pattern[str]) -> str:
@@ -99,7 +110,8 @@ def _is(pattern: re.Pattern[str], value: object) -> bool:
 
 def _below(path: object) -> bool:
     """Whether `path` leads to a file below the folder it is joined to."""
-    if not isinstance(path, str) or not path:
+    # No file has a name with NUL or half a character in it, and asking for one raises.
+    if not isinstance(path, str) or not path or not path.isprintable():
         return False
     pure = PurePosixPath(path)
     return not pure.is_absolute() and ".." not in pure.parts and str(pure) == path

@@ -103,7 +103,7 @@ def read_mode(wheel: Path) -> Mode:
     try:
         with zipfile.ZipFile(wheel) as packed:
             mode = json.loads(packed.read(RECORD))["mode"]
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError) as broken:
+    except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, RecursionError) as broken:
         raise WheelError(f"{wheel}: expected {RECORD} in it, found {broken}; {advice}") from broken
     for known in get_args(Mode):
         if mode == known:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import zipfile
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from headrace.errors import ConfigurationError
+from headrace.engine.kernel_module import ADVICE, parse_record
+from headrace.errors import ConfigurationError, KernelModuleError
 from headrace.pipeline.flashinfer import RECORD, STOCK_MODULES
 from headrace.pipeline.pins import load_pins
 from headrace.pipeline.subject import RefutedError, Subject, site_relative
@@ -58,19 +59,19 @@ def built_record(subject: Subject) -> dict[str, Any]:
     """Return what the build says about the module in FlashInfer's wheel.
 
     Raises:
-        ConfigurationError: the wheel is missing or has no record.
+        ConfigurationError: the wheel is missing, or has no record that an engine would take.
     """
     pin = load_pins(subject.layout.pins).get("flashinfer")
     path = subject.layout.wheels(subject.flavor) / pin.file
     try:
         with zipfile.ZipFile(path) as wheel:
-            record: dict[str, Any] = json.loads(wheel.read(RECORD))
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as broken:
+            record = parse_record(wheel.read(RECORD), Path(RECORD))
+    except (OSError, zipfile.BadZipFile, KeyError, KernelModuleError) as broken:
         raise ConfigurationError(
-            f"{path}: expected a wheel with {RECORD}, found {broken}; "
+            f"{path}: expected a wheel with {RECORD}, found {str(broken).removesuffix(ADVICE)}; "
             f"run 'python build.py wheels --flavor {subject.flavor}'"
         ) from broken
-    return record
+    return dataclasses.asdict(record)
 
 
 def disagreements(record: Mapping[str, Any], files: Mapping[str, str]) -> list[str]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from headrace.errors import PublishError
+from headrace.errors import ConfigurationError, PublishError
 from headrace.pipeline.checks import CHECKS, SUITES
 from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES, Check, Suite, overall
+from headrace.pipeline.flashinfer import RECORD
 from headrace.pipeline.layer_rules import judge_path, known
-from headrace.pipeline.proofs_module import disagreements, strays
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import load_pins
+from headrace.pipeline.proofs_module import built_record, disagreements, strays
 from headrace.pipeline.proofs_sm103 import OPTIONAL, copies, missing_tools
 from headrace.pipeline.report import refuse_unless_publishable
+from headrace.pipeline.subject import Subject
 from headrace.pipeline.toolchain import TOOLCHAIN
 from tests.pipeline.test_report import report
 
@@ -44,6 +50,24 @@ MODULE = "fused_moe_trtllm_sm100"
 PLACE = f"flashinfer/data/aot/{MODULE}/{MODULE}.so"
 JIT: Mapping[str, object] = {"module": MODULE, "path": None, "sha256": None, "sources": {}}
 AOT: Mapping[str, object] = {"module": MODULE, "path": PLACE, "sha256": "a" * 64, "sources": {}}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"mode": "jit"}', "[" * 100_000], ids=["", "{}", "[]", "mode", "deep"]
+)
+def test_a_broken_record_in_the_wheel_ends_in_one_line(text: str, tmp_path: Path) -> None:
+    pins = Path(__file__).resolve().parents[2] / "pins.toml"
+    (tmp_path / "pins.toml").write_bytes(pins.read_bytes())
+    layout = Layout(tmp_path)
+    wheel = layout.wheels("sm103") / load_pins(pins).get("flashinfer").file
+    wheel.parent.mkdir(parents=True)
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr(RECORD, text)
+    subject = Subject(layout, "sm103", "sha256:" + "0" * 64, tmp_path, "x:1", "1", "b", "a")
+    with pytest.raises(ConfigurationError, match=r"expected a wheel with flashinfer/.*wheels") as e:
+        built_record(subject)
+    assert str(e.value).startswith(f"{wheel}: ")
+    assert "\n" not in str(e.value)
 
 
 def test_one_copy_of_each_library_is_green() -> None:

@@ -62,6 +62,9 @@ def without(key: str) -> dict[str, Any]:
         (JIT | {"sources": [1]}, r"expected the sources of the series, found \[1\]"),
         (JIT | {"sources": {"/etc/x": "c" * 64}}, "expected sources as paths below"),
         (JIT | {"sources": {"a.cu": "c"}}, "expected sources as paths below .*, found 'a.cu'"),
+        (JIT | {"sources": {"a\0.cu": "c" * 64}}, r"expected sources as paths .*, found 'a\\x00"),
+        (AOT | {"path": "\ud800.so"}, r"expected a path below site-packages .*, found '\\ud800"),
+        ("[" * 100_000, "expected JSON, found maximum recursion depth"),
     ],
 )
 def test_a_broken_record_is_one_line(says: object, expected: str, tmp_path: Path) -> None:
