@@ -94,7 +94,8 @@ def wheel_records(layout: Layout, flavor: str) -> list[WheelRecord]:
     if missing := sorted(components(layout, flavor) - found):
         raise ConfigurationError(
             f"{layout.wheels(flavor)}, {layout.wheelhouse(flavor)}: expected a wheel of "
-            f"{missing[0]}, found none; run 'python build.py wheels --flavor {flavor}'"
+            f"{missing[0]}, found none; run 'python build.py fetch --flavor {flavor}', then "
+            f"'python build.py wheels --flavor {flavor}'"
         )
     return [*own, *locked]
 
