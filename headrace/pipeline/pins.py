@@ -105,7 +105,8 @@ class Pins(BaseModel):
         """
         if project not in self.projects:
             raise ConfigurationError(
-                f"{self.path}: expected one of {', '.join(self.projects)}, found '{project}'"
+                f"{self.path}: expected a table [{project}], found none; there are "
+                f"{', '.join(self.projects)}"
             )
         return self.projects[project]
 

@@ -95,7 +95,10 @@ def refuse_unlocked(layout: Layout, flavor: str) -> None:
     """Raise PublishError while a pin of `flavor` has no hash."""
     if unlocked := load_pins(layout.pins).unlocked(flavor):
         names = ", ".join(pin.id for pin in unlocked)
-        raise PublishError(f"{layout.pins}: expected a sha256 for {names}, found none")
+        raise PublishError(
+            f"{layout.pins}: expected a sha256 for {names}, found none; run "
+            "`python build.py lock pins` on a machine that reaches it, then build and verify again"
+        )
 
 
 def refuse_unproved(layout: Layout, digest: str) -> None:

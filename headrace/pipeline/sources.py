@@ -114,7 +114,7 @@ def _fetch_archive(layout: Layout, pin: Pin) -> Path:
         place = index.OWN_INDEX.get(pin.kind, "the index that pip is configured with")
         raise SourceError(
             f"{layout.pins}: [{pin.id}]: expected a sha256 of {pin.file}, found none: it comes "
-            f"from {place}; run `python build.py lock` on a machine that reaches it"
+            f"from {place}; run `python build.py lock pins` on a machine that reaches it"
         )
     if path.exists():
         found = hash_file(path)

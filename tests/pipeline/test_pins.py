@@ -54,7 +54,9 @@ def test_flavors_and_patched_projects(tmp_path: Path) -> None:
     assert pins.get("demo").folder == "demo-1.0"
     with pytest.raises(ConfigurationError, match=r"expected one of cpu, sm103, found 'tpu'"):
         pins.of_flavor("tpu")
-    with pytest.raises(ConfigurationError, match=r"expected one of demo, other, found 'demon'"):
+    with pytest.raises(
+        ConfigurationError, match=r"table \[demon\], found none; there are demo, other"
+    ):
         pins.get("demon")
     assert pins.get_patched("demo").id == "demo"
     with pytest.raises(ConfigurationError, match="`patched = true`, one of demo, found 'other'"):

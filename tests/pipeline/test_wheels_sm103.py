@@ -91,7 +91,7 @@ def test_what_the_module_compiles_with_says_from_where_it_comes(layout: Layout) 
     said = str(missing)
     assert "flashinfer_cubin-0.7.0.post1-py3-none-any.whl, found none" in said
     assert "it comes from https://flashinfer.ai/whl" in said
-    assert "`python build.py lock` on a machine that reaches it" in said
+    assert "`python build.py lock pins` on a machine that reaches it" in said
 
 
 def test_without_the_headers_the_other_wheels_are_built_and_the_old_one_is_gone(
@@ -147,7 +147,8 @@ def _only_locked(layout: Layout, pin: Pin) -> Path:
 
 
 def test_an_image_of_the_flavor_cannot_be_published_while_a_pin_has_no_hash() -> None:
-    with pytest.raises(PublishError, match="expected a sha256 for flashinfer-cubin, found none"):
+    message = "expected a sha256 for flashinfer-cubin, found none; run `python build.py lock pins`"
+    with pytest.raises(PublishError, match=message):
         refuse_unlocked(COMMITTED, "sm103")
 
 
