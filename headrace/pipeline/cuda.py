@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.console import call, disk_error, working
-from headrace.errors import MachineError, SourceError
+from headrace.errors import ConfigurationError, MachineError, SourceError
 from headrace.pipeline import sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
@@ -62,10 +62,17 @@ def cuda_toolkit(layout: Layout) -> Toolkit:
     """Make build/cuda unless it is there already; return the toolkit in it.
 
     Raises:
+        ConfigurationError: its lock is missing.
         SourceError: a wheel is gone or does not match its hash.
         MachineError: the disk is full.
     """
     pin = load_pins(layout.pins).get("torch")
+    # Before half a gigabyte comes.
+    if not (layout.locks / LOCK).is_file():
+        raise ConfigurationError(
+            f"{layout.locks / LOCK}: expected the lock of the CUDA toolkit, found none; "
+            "run `python build.py lock python`"
+        )
     torch = sources.fetch_pin(layout, pin)
     lock = layout.locks / LOCK
     folder = layout.build / "cuda"

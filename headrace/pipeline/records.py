@@ -8,6 +8,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,17 +62,20 @@ def read_wheel(path: Path) -> WheelRecord:
             # A wheel may vendor others, records and all, further down.
             names = [name for name in wheel.namelist() if RECORD.fullmatch(name)]
             text = wheel.read(names[0]).decode()
-    except (OSError, zipfile.BadZipFile, IndexError) as broken:
+        # InvalidWheelFilename is a ValueError, and so is a RECORD that is no UTF-8.
+        name, version, _, _ = parse_wheel_filename(path.name)
+    except (OSError, zipfile.BadZipFile, IndexError, ValueError, zlib.error) as broken:
         raise ConfigurationError(
             f"{path}: expected a wheel with a RECORD, found {broken}; run 'python build.py wheels'"
         ) from broken
-    name, version, _, _ = parse_wheel_filename(path.name)
     files = {}
     for row in csv.reader(io.StringIO(text)):
         # Scripts and data files are rewritten or moved when they are installed, and byte code is
         # made anew; `patched_files` compares that with its source.
+        if len(row) != 3:
+            continue
         moved = ".data/" in row[0] or row[0].endswith(".pyc")
-        if len(row) == 3 and row[1].startswith("sha256=") and not moved:
+        if row[1].startswith("sha256=") and not moved:
             raw = row[1].removeprefix("sha256=")
             files[row[0]] = base64.urlsafe_b64decode(raw + "=" * (-len(raw) % 4)).hex()
     return WheelRecord(name, str(version), files)
@@ -88,7 +92,7 @@ def wheel_records(layout: Layout, flavor: str) -> list[WheelRecord]:
     locked = [
         read_wheel(path)
         for path in sorted(layout.wheelhouse(flavor).glob("*.whl"))
-        if parse_wheel_filename(path.name)[0] not in rebuilt
+        if canonicalize_name(path.name.split("-")[0]) not in rebuilt
     ]
     found = rebuilt | {record.name for record in locked}
     if missing := sorted(components(layout, flavor) - found):
@@ -130,7 +134,7 @@ def patch_record(layout: Layout, pin: Pin) -> PatchRecord:
     try:
         value = json.loads(path.read_bytes())
         return PatchRecord(pin.name, value["series_sha256"], value["files"])
-    except (OSError, ValueError, KeyError) as broken:
+    except (OSError, ValueError, KeyError, TypeError) as broken:
         raise ConfigurationError(
             f"{path}: expected the record of a patched tree, found {broken!r}; "
             "run 'python build.py patch'"

@@ -36,7 +36,7 @@ def read_requirements(path: Path) -> list[Requirement]:
     """Read a lock of lines "name==version --hash=sha256:…", which a backslash may continue.
 
     Raises:
-        ConfigurationError: it is missing, or an entry has another form or no hash.
+        ConfigurationError: it is missing or empty, or an entry has another form or no hash.
     """
     try:
         text = read_utf8(path).replace("\\\n", " ")
@@ -56,6 +56,11 @@ def read_requirements(path: Path) -> list[Requirement]:
             )
         hashes = frozenset(re.findall(r"[0-9a-f]{64}", match[3]))
         found.append(Requirement(canonicalize_name(match[1]), Version(match[2]), hashes))
+    if not found:
+        raise ConfigurationError(
+            f"{path}: expected what the flavor consists of, found no entry; "
+            "run `python build.py lock python`"
+        )
     return found
 
 

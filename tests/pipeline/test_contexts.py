@@ -56,6 +56,12 @@ def test_a_line_that_pins_no_hash_is_refused(tmp_path: Path, line: str) -> None:
         read_requirements(tmp_path / "cpu.txt")
 
 
+def test_an_empty_lock_is_no_image_without_anything(tmp_path: Path) -> None:
+    (tmp_path / "cpu.txt").write_text("# nothing\n")
+    with pytest.raises(ConfigurationError, match=r"cpu\.txt: expected .*found no entry; run"):
+        read_requirements(tmp_path / "cpu.txt")
+
+
 def test_a_missing_lock_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"python build\.py lock python"):
         read_requirements(tmp_path / "cpu.txt")

@@ -56,6 +56,22 @@ def test_a_wheel_without_a_record_is_named(tmp_path: Path) -> None:
         read_wheel(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "record"), [("toy.whl", b""), ("toy-1-py3-none-any.whl", b"\xff,,\n")]
+)
+def test_a_wheel_of_no_name_or_text_is_named(tmp_path: Path, name: str, record: bytes) -> None:
+    with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+        wheel.writestr("toy-1.dist-info/RECORD", record)
+    with pytest.raises(ConfigurationError, match=rf"{name}: expected a wheel with a RECORD"):
+        read_wheel(tmp_path / name)
+
+
+def test_an_empty_line_of_a_record_is_none(tmp_path: Path) -> None:
+    files = {"toy-1.dist-info/RECORD": f"\ntoy/a.py,{ROW},4\n"}
+    found = read_wheel(write_wheel(tmp_path / "toy-1-py3-none-any.whl", files))
+    assert found.files == {"toy/a.py": HEX}
+
+
 def test_a_rebuilt_wheel_stands_for_the_locked_one(layout: Layout) -> None:
     for folder, version in (
         (layout.wheels("cpu"), "1.0+headrace.1"),
@@ -77,6 +93,10 @@ def test_a_patched_tree_without_its_record_is_named(layout: Layout) -> None:
     with pytest.raises(ConfigurationError, match=r"toy-1\.0\.json: expected the record"):
         patch_records(layout, "cpu")
     layout.patched.mkdir(parents=True)
+    for broken in ("[]", '"x"', "{}", "{"):
+        (layout.patched / "toy-1.0.json").write_text(broken)
+        with pytest.raises(ConfigurationError, match=r"toy-1\.0\.json: expected the record"):
+            patch_records(layout, "cpu")
     value = {"series_sha256": "s", "files": {"toy/a.py": HEX, "toy/b.py": None}}
     (layout.patched / "toy-1.0.json").write_text(json.dumps(value))
     assert patch_records(layout, "cpu")[0].files == {"toy/a.py": HEX, "toy/b.py": None}

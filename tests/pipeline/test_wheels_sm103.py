@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import ConfigurationError, PublishError, SourceError, WheelError
 from headrace.pipeline import flashinfer, sources, wheels, wheels_sm103
-from headrace.pipeline.cuda import Toolkit
+from headrace.pipeline.cuda import Toolkit, cuda_toolkit
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import Pin, Pins, load_pins
 from headrace.pipeline.publish import refuse_unlocked
@@ -44,6 +44,14 @@ def change(layout: Layout, old: str, new: str) -> None:
     text = layout.pins.read_text()
     assert old in text
     layout.pins.write_text(text.replace(old, new, 1))
+
+
+def test_without_its_lock_the_toolkit_is_refused_before_torch_is_fetched(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "fetch_pin", None)
+    with pytest.raises(ConfigurationError, match=r"sm103-build\.txt: expected the lock .*found"):
+        cuda_toolkit(layout)
 
 
 def test_the_committed_pins_get_as_far_as_the_toolkit(layout: Layout) -> None:
