@@ -15,7 +15,7 @@ from headrace.pipeline import upstream as suites
 from headrace.pipeline import wheels as wheel_stage
 from headrace.pipeline.check import check as find_problems
 from headrace.pipeline.flashinfer import Mode
-from headrace.pipeline.flavor_wheels import build_wheels
+from headrace.pipeline.flavor_wheels import build_wheels, require_fitting
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lock_pins import lock_pins
 from headrace.pipeline.manifest import build_lock
@@ -46,6 +46,7 @@ def wheels(
     as_json: Json = False,
 ) -> None:
     """Build the patched wheels into build/wheels/FLAVOR/."""
+    require_fitting(flavor, module, stock=stock)
     layout = Layout.find()
     with build_lock(layout):
         built = _wheels(layout, flavor, module)
@@ -62,7 +63,7 @@ def image(
     as_json: Json = False,
 ) -> None:
     """Build the image of a flavor as an OCI layout, build/image/FLAVOR/."""
-    require_flavor(flavor)
+    require_fitting(flavor, module)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
@@ -104,7 +105,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """All of the line up to a verified image; a second run with nothing new does nothing."""
-    require_flavor(flavor)
+    require_fitting(flavor, module)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)
@@ -150,7 +151,7 @@ def lock(
 
 def reproduce(flavor: Flavor = "cpu", module: Module = "jit", as_json: Json = False) -> None:
     """Build wheels and image a second time, without any cache, and compare every byte."""
-    require_flavor(flavor)
+    require_fitting(flavor, module)
     layout = Layout.find()
     with build_lock(layout):
         _fetch(layout, flavor)

@@ -4,11 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headrace.errors import ConfigurationError
 from headrace.pipeline import wheels
 from headrace.pipeline.flashinfer import Mode
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import require_flavor
 from headrace.pipeline.wheels_sm103 import build_sm103
+
+
+def require_fitting(flavor: str, module: Mode, *, stock: bool = False) -> None:
+    """Refuse options that would be passed over, before anything is fetched.
+
+    Raises:
+        ConfigurationError: there is no such flavor, or it has no such module or stock wheel.
+    """
+    require_flavor(flavor)
+    if flavor == "cpu" and module != "jit":
+        raise ConfigurationError(
+            f"--module: expected none for flavor cpu, which has no FlashInfer, found '{module}'; "
+            "leave it out, or add --flavor sm103"
+        )
+    if flavor != "cpu" and stock:
+        raise ConfigurationError(
+            f"--stock: expected flavor cpu, whose tests compare with it, found '{flavor}'; "
+            "leave it out"
+        )
 
 
 def build_wheels(
@@ -20,7 +40,7 @@ def build_wheels(
         module: of flavor "sm103", see flashinfer.py.
         use_cache: False compiles everything anew, for `reproduce`.
     """
-    require_flavor(flavor)
+    require_fitting(flavor, module)
     if flavor == "sm103":
         return build_sm103(layout, module, use_cache=use_cache)
     return wheels.build_wheels(layout, flavor, use_cache=use_cache)

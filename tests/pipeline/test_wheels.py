@@ -11,6 +11,8 @@ import pytest
 from headrace import __version__
 from headrace.errors import ConfigurationError, MachineError, WheelError
 from headrace.pipeline import wheels
+from headrace.pipeline.flashinfer import Mode
+from headrace.pipeline.flavor_wheels import require_fitting
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.pins import load_pins
@@ -50,6 +52,23 @@ def test_the_version_counts_the_patches_of_the_series() -> None:
 def test_a_flavor_that_cannot_be_built_is_named(flavor: str, complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         wheels.build_wheels(LAYOUT, flavor)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "module", "stock", "complaint"),
+    [
+        ("tpu", "jit", False, "expected one of cpu, sm103, found 'tpu'"),
+        ("cpu", "aot", False, "--module: expected none for flavor cpu, .*found 'aot'; leave it"),
+        ("sm103", "jit", True, "--stock: expected flavor cpu, .*found 'sm103'; leave it out"),
+    ],
+)
+def test_an_option_that_would_be_passed_over_is_refused(
+    flavor: str, module: Mode, stock: bool, complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        require_fitting(flavor, module, stock=stock)
+    require_fitting("cpu", "jit", stock=True)
+    require_fitting("sm103", "aot")
 
 
 def test_the_same_files_in_another_folder_give_the_same_bytes(copy: Layout, tmp_path: Path) -> None:
