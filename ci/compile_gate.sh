@@ -12,11 +12,11 @@ python=.venv/bin/python
 gate=build/gate
 cubins=flashinfer_cubin-0.6.13-py3-none-any.whl
 cubins_sha256=41e4848c2d09d220e8394489b2fb6cfec6b6ad09f897b5ab8b39fc23055f6c24
-case "${1:-}" in
+case "$*" in
 "") run=tests.kernel.compile_gate ;;
 --link) run=tests.kernel.link_gate ;;
 *)
-    echo "ci/compile_gate.sh: expected --link or nothing, found '$1'" >&2
+    echo "ci/compile_gate.sh: expected --link or nothing, found '$*'" >&2
     exit 2
     ;;
 esac

@@ -3,6 +3,7 @@
 It checks the following:
 - pins.toml loads, and every fetched archive has the size and sha256 of its pin;
 - what a component's build is asked for gives code that SM103 runs, and that its pin promises;
+- FlashInfer's headers are of its release, and none of its stock modules is pinned;
 - each series lists every patch file once, and nothing else lies in its folder;
 - each patch has a subject that gives its name and well-formed header fields, applies to the
   release that is pinned, and names regression tests that exist;
@@ -20,10 +21,12 @@ import re
 from pathlib import Path
 
 from headrace.errors import ConfigurationError
+from headrace.pipeline.aot import HEADERS
 from headrace.pipeline.architectures import request_fault
 from headrace.pipeline.diff import shown, split_lines
 from headrace.pipeline.export import Commit, patch_bytes, scratch_repository, write_commits
 from headrace.pipeline.fields import REPEATABLE
+from headrace.pipeline.flashinfer import STOCK_MODULES
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.patchfile import PatchFile
@@ -51,6 +54,7 @@ def check(layout: Layout, flavor: str | None = None) -> list[Problem]:
         return [_pins_problem(layout, str(broken))]
     problems = _archives(layout, pins, flavor)
     problems += _requests(layout, pins, flavor)
+    problems += _companions(layout, pins)
     problems += _strays(layout, pins)
     for pin in pins.patched_projects(flavor):
         problems += check_project(layout, pin)
@@ -134,6 +138,28 @@ def _requests(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
         for pin in (pins.of_flavor(flavor) if flavor else pins.projects.values())
         if pin.compile_for and (fault := request_fault(pin))
     ]
+
+
+def _companions(layout: Layout, pins: Pins) -> list[Problem]:
+    """Compare the releases that are compiled together, and refuse modules in front of the sources.
+
+    FlashInfer takes headers and GPU code of its own version alone, and stock modules before
+    patched sources.
+    """
+    where = layout.pins.relative_to(layout.root).as_posix()
+    run = f"`python build.py check` again once {where} is corrected"
+    problems = []
+    flashinfer, cubin = (pins.projects.get(name) for name in ("flashinfer", HEADERS))
+    if flashinfer and cubin and cubin.version != flashinfer.version:
+        line = line_of(layout.pins, cubin.id, "version")
+        wanted = f"version {flashinfer.version}, FlashInfer's"
+        problems.append(Problem(where, line, wanted, cubin.version, run))
+    problems += [
+        Problem(where, line_of(layout.pins, pin.id), f"no {STOCK_MODULES}", "a pin of it", run)
+        for pin in pins.projects.values()
+        if pin.name == STOCK_MODULES
+    ]
+    return problems
 
 
 def _strays(layout: Layout, pins: Pins) -> list[Problem]:

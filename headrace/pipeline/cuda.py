@@ -41,6 +41,11 @@ class Toolkit:
     def cuobjdump(self) -> Path:
         return self.home / "bin" / "cuobjdump"
 
+    @property
+    def whole(self) -> bool:
+        """Whether its programs are there; somebody may have removed a part of its gigabytes."""
+        return all(path.exists() for path in (self.python, self.nvcc, self.cuobjdump))
+
     def release(self) -> tuple[int, int]:
         """Return nvcc's release, e.g. (13, 0).
 
@@ -89,8 +94,11 @@ def cuda_toolkit(layout: Layout) -> Toolkit:
         except OSError as failure:
             raise disk_error(failure, folder) from failure
 
+    toolkit = Toolkit(folder / "bin" / "python", _home(folder))
+    if not toolkit.whole:
+        done.unlink(missing_ok=True)
     Manifest(layout).run("cuda toolkit", inputs, [done], make)
-    return Toolkit(folder / "bin" / "python", _home(folder))
+    return toolkit
 
 
 def existing_toolkit(layout: Layout) -> Toolkit:
@@ -100,12 +108,13 @@ def existing_toolkit(layout: Layout) -> Toolkit:
         MachineError: it was not made; making it takes gigabytes and minutes.
     """
     folder = layout.build / "cuda"
-    if not (folder / "headrace-lock").is_file():
+    made = Toolkit(folder / "bin" / "python", _home(folder))
+    if not (folder / "headrace-lock").is_file() or not made.whole:
         raise MachineError(
             f"{folder}: expected the CUDA toolkit, found none; "
             "run 'python build.py wheels --flavor sm103'"
         )
-    return Toolkit(folder / "bin" / "python", _home(folder))
+    return made
 
 
 def _home(folder: Path) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from headrace.console import say
+from headrace.console import disk_error, say
 from headrace.errors import MachineError
 from headrace.pipeline.layout import Layout
 
@@ -150,9 +150,12 @@ def build_lock(layout: Layout) -> Iterator[None]:
     """Hold this checkout's build for one process; a second one waits, and says so.
 
     Raises:
-        MachineError: the other build did not end within an hour.
+        MachineError: the other build did not end within an hour, or there can be no folder.
     """
-    layout.build.mkdir(parents=True, exist_ok=True)
+    try:
+        layout.build.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise disk_error(failure, layout.build) from failure
     lock = filelock.FileLock(layout.build / ".lock")
     try:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from headrace.errors import ConfigurationError
@@ -146,6 +146,9 @@ def exclusions(layout: Layout, flavor: str) -> dict[str, str]:
 
     They are the entries of locks/exclude.txt and locks/exclude-FLAVOR.txt; the comment lines above
     an entry are its reason, and entries without a blank line between them share it.
+
+    Raises:
+        ConfigurationError: a file is missing, or an entry is no requirement.
     """
     found: dict[str, str] = {}
     for path in layout.exclude_locks(flavor):
@@ -154,15 +157,27 @@ def exclusions(layout: Layout, flavor: str) -> dict[str, str]:
 
 
 def _read_exclusions(path: Path) -> dict[str, str]:
+    try:
+        lines = read_utf8(path).splitlines()
+    except FileNotFoundError as missing:
+        raise ConfigurationError(
+            f"{path}: expected what no image may hold, found no file; restore it with git"
+        ) from missing
     found: dict[str, str] = {}
     reason: list[str] = []
     fresh = True
-    for line in read_utf8(path).splitlines():
+    for number, line in enumerate(lines, 1):
         if line.startswith("#"):
             reason = [*([] if fresh else reason), line.removeprefix("#").strip()]
             fresh = False
         elif re.match(r"[A-Za-z0-9]", line):
-            found[canonicalize_name(Requirement(line).name)] = " ".join(reason)
+            try:
+                name = canonicalize_name(Requirement(line).name)
+            except InvalidRequirement as broken:
+                raise ConfigurationError(
+                    f"{path}:{number}: expected a requirement, found {line!r}; correct the line"
+                ) from broken
+            found[name] = " ".join(reason)
             fresh = True
         else:
             reason, fresh = [], True

@@ -271,6 +271,23 @@ def test_a_request_for_another_gpu_is_named(good: Checkout) -> None:
     )
 
 
+def test_headers_of_another_release_and_stock_modules_are_named(good: Checkout) -> None:
+    pin = PINS.replace("patched = true", "")
+    tables = [
+        pin.replace("[toy]", "[flashinfer]"),
+        pin.replace("[toy]", "[flashinfer-cubin]").replace('version = "1.0"', 'version = "1.1"'),
+        pin.replace("[toy]", "[flashinfer-jit-cache]"),
+    ]
+    good.pins("\n".join([PINS, *tables]))
+    lines = good.layout.pins.read_text().splitlines()
+    other, stock = lines.index('version = "1.1"') + 1, lines.index("[flashinfer-jit-cache]") + 1
+    run = "run `python build.py check` again once pins.toml is corrected"
+    assert found(good) == [
+        f"pins.toml:{other}: expected version 1.0, FlashInfer's, found 1.1; {run}",
+        f"pins.toml:{stock}: expected no flashinfer-jit-cache, found a pin of it; {run}",
+    ]
+
+
 def test_a_project_without_series_is_named(good: Checkout) -> None:
     shutil.rmtree(good.folder)
     assert [line.split("; run")[0] for line in found(good)] == [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import MachineError
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, build_lock, hash_tree, write_atomically
 
@@ -93,6 +94,13 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomically(path, "new \ud800")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_in_the_place_of_the_build_folder_is_one_line(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.build.write_text("")
+    with pytest.raises(MachineError, match=r"build: File exists"), build_lock(layout):
+        pass
 
 
 def test_two_builds_of_one_checkout_take_turns(layout: Layout) -> None:

@@ -163,3 +163,17 @@ def test_files_come_out_of_the_layers_one_at_a_time_as_a_container_sees_them(
 def test_without_a_toolkit_the_check_proves_nothing(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="expected the CUDA toolkit, found none; run"):
         existing_toolkit(Layout(tmp_path))
+
+
+@pytest.mark.parametrize("gone", ["python", "nvcc", "cuobjdump"])
+def test_a_toolkit_of_which_a_part_was_removed_is_none(tmp_path: Path, gone: str) -> None:
+    home = "lib/python3.11/site-packages/nvidia/cu13/bin"
+    programs = {"python": "bin/python", "nvcc": f"{home}/nvcc", "cuobjdump": f"{home}/cuobjdump"}
+    for path in ("headrace-lock", *programs.values()):
+        place = tmp_path / "build/cuda" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("")
+    assert existing_toolkit(Layout(tmp_path)).whole
+    (tmp_path / "build/cuda" / programs[gone]).unlink()
+    with pytest.raises(MachineError, match="expected the CUDA toolkit, found none; run"):
+        existing_toolkit(Layout(tmp_path))

@@ -102,6 +102,16 @@ def test_a_patched_tree_without_its_record_is_named(layout: Layout) -> None:
     assert patch_records(layout, "cpu")[0].files == {"toy/a.py": HEX, "toy/b.py": None}
 
 
+def test_exclusions_that_cannot_be_read_are_one_line(layout: Layout) -> None:
+    layout.locks.mkdir()
+    (layout.locks / "exclude.txt").write_text("# why\ntorch ; nonsense\n")
+    with pytest.raises(ConfigurationError, match=r"exclude\.txt:2: expected a requirement, found"):
+        exclusions(layout, "sm103")
+    (layout.locks / "exclude.txt").write_text("")
+    with pytest.raises(ConfigurationError, match=r"exclude-sm103\.txt: expected .*, found no file"):
+        exclusions(layout, "sm103")
+
+
 def test_exclusions_carry_the_comment_above_them(layout: Layout) -> None:
     layout.locks.mkdir()
     (layout.locks / "exclude.txt").write_text(
