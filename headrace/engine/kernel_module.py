@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from headrace.errors import KernelModuleError
 
@@ -93,7 +93,7 @@ def parse_record(data: bytes, file: Path) -> ModuleRecord:
     for path, sha256 in sources.items():
         if not _below(path) or not _is(_SHA256, sha256):
             raise _broken(file, "sources as paths below site-packages and sha256", repr(path))
-    return ModuleRecord(**cast("dict[str, object]", said))  # type: ignore[arg-type]
+    return ModuleRecord(**cast("dict[str, Any]", said))
 
 
 def _broken(file: Path, expected: str, found: str) -> KernelModuleError:

@@ -108,8 +108,9 @@ def test_the_wheel_holds_the_compiled_module_and_names_its_hash(
 
 def test_the_two_modes_do_not_pass_for_one_another(layout: Layout, tmp_path: Path) -> None:
     tools = toolkit(tmp_path)
-    for mode, holds in (("aot", True), ("jit", False), ("aot", True)):
-        with pack(layout, tools, mode) as zipped:  # type: ignore[arg-type]  # of the two modes
+    turns: list[tuple[flashinfer.Mode, bool]] = [("aot", True), ("jit", False), ("aot", True)]
+    for mode, holds in turns:
+        with pack(layout, tools, mode) as zipped:
             assert (aot.PLACE in zipped.namelist()) == holds
             assert json.loads(zipped.read(flashinfer.RECORD))["mode"] == mode
 

@@ -13,7 +13,7 @@ from headrace.errors import ConfigurationError, PublishError
 from headrace.pipeline.checks import CHECKS, SUITES
 from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES, Check, Suite, overall
 from headrace.pipeline.flashinfer import RECORD
-from headrace.pipeline.layer_rules import judge_path, known
+from headrace.pipeline.layer_rules import Kind, judge_path, known
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import load_pins
 from headrace.pipeline.proofs_module import built_record, disagreements, strays
@@ -120,8 +120,8 @@ def test_a_compiler_or_an_object_beside_the_toolchain_is_named(path: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["compiler", "build remains"])
-def test_a_toolchain_that_lacks_a_part_is_named(kind: str) -> None:
-    assert missing_tools(TOOLS[kind], "sm103", kind) == []  # type: ignore[arg-type]
+def test_a_toolchain_that_lacks_a_part_is_named(kind: Kind) -> None:
+    assert missing_tools(TOOLS[kind], "sm103", kind) == []
     for (of, pattern), why in TOOLCHAIN["sm103"].items():
         if of == kind:
             left = [path for path in TOOLS[kind] if not re.fullmatch(pattern, path)]
