@@ -80,11 +80,15 @@ class GpuImage(PythonImage):
             self.site[f"{SITE}/{name}/__init__.py"] = text.encode()
         facts = {"series_sha256": SERIES, "files": {SOURCE: hashlib.sha256(b"patched").hexdigest()}}
         (self.layout.patched / f"flashinfer-{VERSION}.json").write_text(json.dumps(facts))
-        tool = self.layout.build / "cuda/lib/python3.11/site-packages/nvidia/cu13/bin/cuobjdump"
+        toolkit = self.layout.build / "cuda"
+        tool = toolkit / "lib/python3.11/site-packages/nvidia/cu13/bin/cuobjdump"
         tool.parent.mkdir(parents=True)
         tool.write_text(CUOBJDUMP)
         tool.chmod(0o755)
-        (self.layout.build / "cuda/headrace-lock").write_text("")
+        # Of the others it is asked that they are there.
+        for part in (tool.with_name("nvcc"), toolkit / "bin/python", toolkit / "headrace-lock"):
+            part.parent.mkdir(exist_ok=True)
+            part.write_text("")
         shutil.rmtree(root / "stub")
 
     def loader(self) -> dict[str, bytes]:
