@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from headrace.engine.kernel_module import RECORD
 from headrace.errors import ConfigurationError, WheelError
 from headrace.pipeline import aot, repack, wheels
 from headrace.pipeline.cuda import Toolkit
@@ -24,7 +25,6 @@ from headrace.pipeline.pins import Pin, Pins
 from headrace.pipeline.records import patch_record
 
 Mode = Literal["jit", "aot"]
-RECORD = "flashinfer/data/headrace-module.json"
 # The symbol that the series exports and the release lacks.
 SYMBOL = "__tvm_ffi_trtllm_moe_activation_patch_id"
 # The package of the stock modules, which FlashInfer prefers to its own sources.

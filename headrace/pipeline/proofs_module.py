@@ -10,9 +10,9 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from headrace.engine.kernel_module import ADVICE, parse_record
+from headrace.engine.kernel_module import ADVICE, RECORD, parse_record
 from headrace.errors import ConfigurationError, KernelModuleError
-from headrace.pipeline.flashinfer import RECORD, STOCK_MODULES
+from headrace.pipeline.flashinfer import STOCK_MODULES
 from headrace.pipeline.pins import load_pins
 from headrace.pipeline.subject import RefutedError, Subject, site_relative
 

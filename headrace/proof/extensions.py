@@ -17,7 +17,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from headrace.proof.answer import Answer, Request, sha256_of
@@ -31,13 +31,7 @@ def prove(request: Request) -> Answer:
     answer = Answer()
     for module in request.get("preload", ()):
         importlib.import_module(module)
-    for distribution in request["distributions"]:
-        name, files = distribution["name"], distribution["files"]
-        try:
-            root = Path(str(importlib.metadata.distribution(name).locate_file("")))
-        except importlib.metadata.PackageNotFoundError:
-            answer.problems.append(f"{name}: expected an installed distribution, found none")
-            continue
+    for name, root, files in installed(request, answer):
         answer.problems += stray_modules(root, files)
         for relative, expected in sorted(files.items()):
             path = root / relative
@@ -54,6 +48,18 @@ def prove(request: Request) -> Answer:
             else:
                 answer.problems.append(f"{path}: {problem}")
     return answer
+
+
+def installed(request: Request, answer: Answer) -> Iterator[tuple[str, Path, Mapping[str, str]]]:
+    """Yield name, folder and recorded files of each distribution; a missing one is a problem."""
+    for distribution in request["distributions"]:
+        name = distribution["name"]
+        try:
+            root = Path(str(importlib.metadata.distribution(name).locate_file("")))
+        except importlib.metadata.PackageNotFoundError:
+            answer.problems.append(f"{name}: expected an installed distribution, found none")
+        else:
+            yield name, root, distribution["files"]
 
 
 def foreign(relative: str) -> bool:

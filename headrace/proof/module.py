@@ -22,13 +22,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.engine.kernel_check import STOCK_MODULES
 from headrace.engine.kernel_module import ModuleRecord, read_record
 from headrace.errors import KernelModuleError
 from headrace.proof.answer import Answer, Request, sha256_of
 from headrace.proof.elf import read_library
 
 DISTRIBUTION = "flashinfer-python"
-STOCK = "flashinfer_jit_cache"
 # As FlashInfer's own shim offers modules, with one provider.
 STAND_IN = """
 import pathlib, types
@@ -147,7 +147,7 @@ def stand_in(folder: Path, module: str, version: str, provider: str) -> None:
 
     It bears the version that FlashInfer has, right or wrong: another would not be imported at all.
     """
-    package = folder / STOCK
+    package = folder / STOCK_MODULES
     library = package / "jit_cache" / module / f"{module}.so"
     library.parent.mkdir(parents=True)
     library.write_bytes(b"a stock module")

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from headrace.proof.answer import Answer, Request
-from headrace.proof.linker import DRIVER
+from headrace.proof.extensions import says_driver
 
 CONNECTS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 LOOKS_UP = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr")
@@ -93,9 +93,7 @@ def importer(frame: FrameType | None) -> str:
 def lacks_driver(failure: BaseException | None) -> bool:
     """Tell whether an import failed for nothing but the driver's library."""
     while failure is not None:
-        if isinstance(failure, ImportError | OSError) and any(
-            str(failure).startswith(f"{name}: cannot open shared object file") for name in DRIVER
-        ):
+        if isinstance(failure, ImportError | OSError) and says_driver(str(failure)):
             return True
         failure = failure.__cause__ or failure.__context__
     return False

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.proof.answer import Answer, Request
-from headrace.proof.extensions import foreign, mapped_libraries, stem_of
+from headrace.proof.extensions import foreign, installed, mapped_libraries, stem_of
 from headrace.proof.linker import Loader, Scope
 
 
@@ -38,13 +37,7 @@ def prove(request: Request) -> Answer:
     optional: Mapping[str, str] = request.get("optional", {})
     facts = answer.facts
     facts.update(libraries=0, symbols=0, driver=0, foreign=0, optional={})
-    for distribution in request["distributions"]:
-        name, files = distribution["name"], distribution["files"]
-        try:
-            root = Path(str(importlib.metadata.distribution(name).locate_file("")))
-        except importlib.metadata.PackageNotFoundError:
-            answer.problems.append(f"{name}: expected an installed distribution, found none")
-            continue
+    for _, root, files in installed(request, answer):
         for relative in sorted(files):
             if foreign(relative):
                 facts["foreign"] += 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.engine.kernel_module import RECORD
 from headrace.errors import WheelError
 from headrace.pipeline import aot, flashinfer, wheels
 from headrace.pipeline.cuda import Toolkit
@@ -102,7 +103,7 @@ def test_the_wheel_holds_the_compiled_module_and_names_its_hash(
         place = "flashinfer/data/aot/fused_moe_trtllm_sm100/fused_moe_trtllm_sm100.so"
         assert zipped.read(place) == MODULE
         assert zipped.read("flashinfer/__init__.py") == b"patched = True\n"
-        says = json.loads(zipped.read(flashinfer.RECORD))
+        says = json.loads(zipped.read(RECORD))
     assert (says["mode"], says["sha256"]) == ("aot", hashlib.sha256(MODULE).hexdigest())
 
 
@@ -112,7 +113,7 @@ def test_the_two_modes_do_not_pass_for_one_another(layout: Layout, tmp_path: Pat
     for mode, holds in turns:
         with pack(layout, tools, mode) as zipped:
             assert (aot.PLACE in zipped.namelist()) == holds
-            assert json.loads(zipped.read(flashinfer.RECORD))["mode"] == mode
+            assert json.loads(zipped.read(RECORD))["mode"] == mode
 
 
 def test_what_the_caller_set_for_flashinfer_does_not_count(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from headrace.engine.kernel_module import RECORD
 from headrace.errors import ConfigurationError, ImageError, WheelError
 from headrace.pipeline import lockfiles
 from headrace.pipeline.bake import make_plan
 from headrace.pipeline.contexts import stage_contexts
 from headrace.pipeline.debian import debs_folder, fetch_debian
-from headrace.pipeline.flashinfer import RECORD, read_mode
+from headrace.pipeline.flashinfer import read_mode
 from headrace.pipeline.image import build_image
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.oci import blob_path, read_layout

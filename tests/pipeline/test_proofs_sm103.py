@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.engine.kernel_module import RECORD
 from headrace.errors import ConfigurationError, PublishError
 from headrace.pipeline.checks import CHECKS, SUITES
 from headrace.pipeline.evidence import MANDATORY_CHECKS, MANDATORY_SUITES, Check, Suite, overall
-from headrace.pipeline.flashinfer import RECORD
 from headrace.pipeline.layer_rules import Kind, judge_path, known
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import load_pins
