@@ -41,7 +41,7 @@ WRITES = 120
 PROMISED = 60
 ROUNDS = 6
 LOOKUP_TRIES = 5
-# Some 40 on two quiet cores, and as much again for each file that runs beside it.
+# Some 20 on two quiet cores, twice that beside other files.
 EVICTION_SECONDS = 180.0
 # A key's age has a resolution of one second: a lookup that follows faster changes nothing.
 AGEING_SECONDS = 1.2
