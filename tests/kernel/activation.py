@@ -67,6 +67,7 @@ class Launch:
         barriers: of whole blocks.
         waits: of single threads, at barriers and shuffles.
         left_behind: barriers that some threads of the block had left behind.
+        busiest: waits of the block that has most.
     """
 
     kernel: str
@@ -77,6 +78,7 @@ class Launch:
     barriers: int
     waits: int
     left_behind: int
+    busiest: int
 
     @property
     def blocks(self) -> int:
@@ -247,7 +249,7 @@ def with_gate(call: Call, names: str, seed: int = 5) -> Call:
     )
 
 
-_LINE = re.compile(r"(\S+) (\d+) (\d+) (\d+) (\d+) (\d) (\d) (\d+) (\d+) (\d+)")
+_LINE = re.compile(r"(\S+) (\d+) (\d+) (\d+) (\d+) (\d) (\d) (\d+) (\d+) (\d+) (\d+)")
 
 
 def _launch(line: str) -> Launch:

@@ -157,9 +157,9 @@ int main(int argc, char** argv) {
     return 4;
   }
   for (simt::Launch const& each : simt::launches) {
-    std::printf("%s %u %u %u %u %d %d %ld %ld %ld\n", each.kernel.c_str(), each.grid.x,
+    std::printf("%s %u %u %u %u %d %d %ld %ld %ld %ld\n", each.kernel.c_str(), each.grid.x,
                 each.grid.y, each.grid.z, each.block.x, each.pdl, each.synchronized, each.barriers,
-                each.waits, each.left_behind);
+                each.waits, each.left_behind, each.busiest);
   }
   if (!out.guarded() || !outScales.guarded()) {
     std::fprintf(stderr, "activation_runner: wrote before or behind an output\n");

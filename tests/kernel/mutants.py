@@ -81,7 +81,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "% sizeof(uint4) == 0", "sizeof(uint4)", "1"
     ),
     "starts more blocks than fit": (
-        "std::max(numResidentCtas / gridSizeX, 1)", "numResidentCtas", "2 * numResidentCtas"
+        "(numResidentCtas / gridSizeX - 1) | 1", "numResidentCtas", "2 * numResidentCtas"
     ),
 }  # fmt: skip
 

@@ -41,6 +41,7 @@ struct Launch {
   long barriers = 0;          // of whole blocks
   long waits = 0;             // of single threads, at barriers and shuffles
   long left_behind = 0;       // barriers that threads had already left behind
+  long busiest = 0;           // waits of the block that has most
 };
 
 constexpr int kWarp = 32;
@@ -193,7 +194,9 @@ void run_grid(Launch& launch, Body&& kernel) {
   for (long block : turns) {
     block_idx = {unsigned(block % launch.grid.x), unsigned(block / launch.grid.x % launch.grid.y),
                  unsigned(block / launch.grid.x / launch.grid.y)};
+    long const before = launch.waits;
     run_block(launch);
+    launch.busiest = std::max(launch.busiest, launch.waits - before);
   }
 }
 

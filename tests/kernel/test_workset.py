@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.bench.kernel_routing import Workset
+from headrace.bench.kernel_routing import Workset, route
 from headrace.bench.kernel_source import KERNELS
 from tests.kernel import toolchain
 from tests.kernel.activation import (
@@ -86,7 +86,17 @@ def test_the_module_exports_what_the_release_does_not(tree: Path) -> None:
 
 def test_few_slots_start_few_blocks(ours: Path) -> None:
     call = replace(expert_parallel(1, 8), multiprocessors=148, blocks_each=16)
-    assert run(ours, call).launch.blocks <= 8
+    # As many as slots, to an odd number.
+    assert run(ours, call).launch.blocks <= 9
+
+
+@pytest.mark.parametrize("tile", [8, 16, 32])
+def test_few_tokens_keep_no_block_busier_than_another(tile: int, ours: Path) -> None:
+    # Two tokens of eight experts each, and 16 experts: no tile has tokens but in its first group.
+    slots = np.arange(16, dtype=np.int32).reshape(2, 8)
+    call = make_call(route(slots, 16, tile), 512)
+    launch = run(ours, replace(call, multiprocessors=148, blocks_each=12)).launch
+    assert launch.busiest == waits_of_one_pass(call) // 16
 
 
 @pytest.mark.parametrize("pdl", [True, False])
