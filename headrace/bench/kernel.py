@@ -69,7 +69,7 @@ def make_case(
 ) -> tuple[dict[str, int], bytes]:
     """Route `tokens` for the first of `ranks` ranks; return the call's numbers and the case."""
     local = plan.experts // ranks
-    tile = kernel_plan.tile_of(plan, tokens)
+    tile = kernel_plan.tile_of(plan, tokens, ranks)
     workset = route(random_slots(tokens, plan.top_k, plan.experts, SEED), local, tile)
     rows = int(workset.valid.sum())
     moved = kernel_plan.bytes_moved(rows, plan.inner, len(workset.limits))

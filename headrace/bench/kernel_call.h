@@ -14,6 +14,9 @@ struct KernelCall {
   int32_t const* limits;
   int32_t const* experts;
   int32_t const* numTiles;
+  // The SwiGLU controls of each local expert, or null.
+  float const *alpha, *beta, *limit;
+  bool usePdl;
 };
 
 // Returns null, or what went wrong.

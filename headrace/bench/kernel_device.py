@@ -10,6 +10,7 @@ from headrace.errors import MachineError
 # Compute capability → what nvcc calls it.
 ARCHITECTURES = {(9, 0): "90a", (10, 0): "100a", (10, 3): "103a"}
 _L2_BYTES, _MAJOR, _MINOR = 38, 75, 76
+_NO_DEVICE = 100
 _NEED = "this bench needs an NVIDIA GPU: SM90, SM100 or SM103 (H100/H200, B200, B300)"
 
 
@@ -34,7 +35,10 @@ def find_device(library: str = "libcuda.so.1") -> Device:
     except OSError:
         raise MachineError(f"{_NEED}; found no driver ({library})") from None
     count = ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or not count.value:
+    # Of eight GPUs behind switches, for one, none starts before the fabric manager has: 802.
+    if (status := cuda.cuInit(0)) not in (0, _NO_DEVICE):
+        raise MachineError(f"{_NEED}; found a driver that ends with CUDA error {status} (cuInit)")
+    if status or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or not count.value:
         raise MachineError(f"{_NEED}; found a driver and no GPU")
     device = ctypes.c_int()
     name = ctypes.create_string_buffer(256)

@@ -75,6 +75,8 @@ template <class T>
 T* upload(std::vector<T> const& values) {
   T* const pointer = allocate<T>(values.size());
   CHECK(cudaMemcpy(pointer, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+  // The copy may return before the device has it, and our stream does not wait for the default one.
+  CHECK(cudaStreamSynchronize(cudaStreamLegacy));
   return pointer;
 }
 
@@ -85,6 +87,28 @@ RunActivation load(char const* path) {
   if (!function) stop(path, dlerror());
   return reinterpret_cast<RunActivation>(function);
 }
+
+// SwiGLU controls that differ from expert to expert; the limits cut many of the values off.
+struct Controls {
+  float *alpha, *beta, *limit;
+  explicit Controls(std::vector<int32_t> const& experts) {
+    int const count = experts.empty() ? 1 : *std::max_element(experts.begin(), experts.end()) + 1;
+    std::vector<float> alphas(count), betas(count), limits(count);
+    for (int expert = 0; expert < count; expert++) {
+      alphas[expert] = 0.5f + 0.1f * (expert % 13);
+      betas[expert] = 0.3f * (expert % 7) - 1.0f;
+      limits[expert] = 0.5f + 0.7f * (expert % 11);
+    }
+    alpha = upload(alphas);
+    beta = upload(betas);
+    limit = upload(limits);
+  }
+  void set(KernelCall& call) const {
+    call.alpha = alpha;
+    call.beta = beta;
+    call.limit = limit;
+  }
+};
 
 void run(RunActivation build, KernelCall const& call, cudaStream_t stream) {
   if (char const* const complaint = build(&call, stream)) stop("activation", complaint);
@@ -185,6 +209,8 @@ void compare(char const* path, RunActivation stock, RunActivation patched, cudaS
   std::vector<void*> owned{call.permuted, const_cast<int32_t*>(call.paddedRows),
                            const_cast<int32_t*>(call.limits), const_cast<int32_t*>(call.experts),
                            const_cast<int32_t*>(call.numTiles)};
+  // As FlashInfer starts it on all of these GPUs unless it is told not to.
+  call.usePdl = true;
 
   std::vector<KernelCall> sets(h.sets, call);
   for (int set = 0; set < h.sets; set++) {
@@ -203,20 +229,28 @@ void compare(char const* path, RunActivation stock, RunActivation patched, cudaS
   other.out = allocate<uint8_t>(payloadBytes);
   other.outScales = reinterpret_cast<float*>(allocate<uint8_t>(scaleBytes));
   owned.insert(owned.end(), {other.out, other.outScales});
-  for (KernelCall const* each : {&sets[0], &other}) {
-    CHECK(cudaMemsetAsync(each->out, kUntouched, payloadBytes, stream));
-    CHECK(cudaMemsetAsync(each->outScales, kUntouched, scaleBytes, stream));
-  }
-  run(stock, sets[0], stream);
-  run(patched, other, stream);
   auto* const counts = upload(std::vector<unsigned long long>{0, 0});
   owned.push_back(counts);
-  countDifferences<<<1024, 256, 0, stream>>>(static_cast<uint32_t*>(sets[0].out),
-                                             static_cast<uint32_t*>(other.out), payloadBytes / 4,
-                                             counts);
-  countDifferences<<<1024, 256, 0, stream>>>(
-      reinterpret_cast<uint32_t*>(sets[0].outScales), reinterpret_cast<uint32_t*>(other.outScales),
-      scaleBytes / 4, counts + 1);
+  Controls const controls(experts);
+  owned.insert(owned.end(), {controls.alpha, controls.beta, controls.limit});
+  // Each of these is a kernel of its own: with and without PDL, with and without the controls.
+  for (int kind = 0; kind < 4; kind++) {
+    KernelCall left = sets[0], right = other;
+    for (KernelCall* each : {&left, &right}) {
+      each->usePdl = kind & 1;
+      if (kind & 2) controls.set(*each);
+      CHECK(cudaMemsetAsync(each->out, kUntouched, payloadBytes, stream));
+      CHECK(cudaMemsetAsync(each->outScales, kUntouched, scaleBytes, stream));
+    }
+    run(stock, left, stream);
+    run(patched, right, stream);
+    countDifferences<<<1024, 256, 0, stream>>>(static_cast<uint32_t*>(left.out),
+                                               static_cast<uint32_t*>(right.out), payloadBytes / 4,
+                                               counts);
+    countDifferences<<<1024, 256, 0, stream>>>(
+        reinterpret_cast<uint32_t*>(left.outScales), reinterpret_cast<uint32_t*>(right.outScales),
+        scaleBytes / 4, counts + 1);
+  }
   CHECK(cudaStreamSynchronize(stream));
   unsigned long long differences[2];
   CHECK(cudaMemcpy(differences, counts, sizeof differences, cudaMemcpyDeviceToHost));

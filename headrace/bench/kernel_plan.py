@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from headrace.bench.kernel_routing import Workset
 
 BLOCK = 128
-# FlashInfer's tiles for this kernel; it takes the power of two above an expert's mean.
+# FlashInfer's tiles for this kernel.
 SMALLEST_TILE, LARGEST_TILE = 8, 128
 MOST_SETS = 64
 
@@ -44,10 +44,13 @@ class KernelPlan:
 QUICK_KERNEL = KernelPlan(tokens=(8, 8192), rounds=3, seconds=0.2)
 
 
-def tile_of(plan: KernelPlan, tokens: int) -> int:
+def tile_of(plan: KernelPlan, tokens: int, ranks: int) -> int:
     """Return the rows of a tile that FlashInfer takes for so many tokens unless it is tuned."""
-    mean = max(tokens * plan.top_k / plan.experts, 1.0)
-    return min(max(1 << math.ceil(math.log2(mean)), SMALLEST_TILE), LARGEST_TILE)
+    # As its selectDefaultTileN: all ranks' slots over one rank's experts, the power of two above
+    # that, and of the tiles around it the smallest.
+    mean = max(tokens * plan.top_k / (plan.experts // ranks), 1.0)
+    centre = min(max(1 << math.ceil(math.log2(mean)), SMALLEST_TILE), LARGEST_TILE)
+    return max(centre // 2, SMALLEST_TILE)
 
 
 def bytes_moved(rows: int, inner: int, tiles: int) -> int:

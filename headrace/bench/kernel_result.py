@@ -21,7 +21,8 @@ class KernelRow:
         sets: of buffers that the launches went through in turn.
         stock_us, patched_us: medians of a launch.
         payload_differences, scale_differences: 4-byte words in which the two outputs differ,
-            padding included.
+            padding included, summed over the build's four kernels: with and without programmatic
+            dependent launch and the SwiGLU controls. Timed is the one with the launch alone.
     """
 
     tokens: int

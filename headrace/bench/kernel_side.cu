@@ -33,6 +33,7 @@ extern "C" __attribute__((visibility("default"))) char const* run_activation(Ker
                                                                              void* stream) {
   moe::dev::activation::Data data;
   data.mDtypeElt = batchedGemm::trtllm::gen::Dtype::E4m3;
+  data.mUsePdl = call->usePdl;
   data.mUseDeepSeekFp8 = true;
   data.inPtr = const_cast<void*>(call->in);
   data.outPtr = call->out;
@@ -45,6 +46,9 @@ extern "C" __attribute__((visibility("default"))) char const* run_activation(Ker
   data.totalNumPaddedTokens = call->paddedRows;
   data.ctaIdxXyToBatchIdx = call->experts;
   data.tileTokensDim = call->tileTokensDim;
+  data.gatedActAlphaPtr = call->alpha;
+  data.gatedActBetaPtr = call->beta;
+  data.gatedActClampLimitPtr = call->limit;
   setWorkset(data, *call, 0);
   static thread_local std::string complaint;
   try {

@@ -46,10 +46,21 @@ def test_the_floor_of_the_post_s_shape_is_59_megabytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "tile"), [(8, 8), (256, 8), (1024, 32), (1025, 64), (8192, 128)]
+    ("tokens", "ranks", "tile"),
+    [
+        (8, 1, 8),
+        (256, 1, 8),
+        (1024, 1, 16),
+        (1025, 1, 32),
+        (8192, 1, 64),
+        (8, 8, 8),
+        (64, 8, 8),
+        (256, 8, 32),
+        (8192, 8, 64),
+    ],
 )
-def test_the_tile_is_the_one_that_flashinfer_takes(tokens: int, tile: int) -> None:
-    assert tile_of(KernelPlan(), tokens) == tile
+def test_the_tile_is_the_one_that_flashinfer_takes(tokens: int, ranks: int, tile: int) -> None:
+    assert tile_of(KernelPlan(), tokens, ranks) == tile
 
 
 def test_no_launch_finds_its_input_in_the_cache() -> None:
@@ -133,12 +144,12 @@ def test_a_named_tree_that_is_not_there_is_told_before_the_missing_gpu(
 def cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Return a maker of libcuda.so.1 stand-ins with one GPU of a capability, or none."""
 
-    def make(major: int, minor: int, count: int = 1) -> str:
+    def make(major: int, minor: int, count: int = 1, status: int = 0) -> str:
         folder = tmp_path_factory.mktemp("cuda")
         library = folder / "libcuda.so.1"
         source = f"""
             #include <string.h>
-            int cuInit(int flags) {{ return 0; }}
+            int cuInit(int flags) {{ return {status}; }}
             int cuDeviceGetCount(int* n) {{ *n = {count}; return 0; }}
             int cuDeviceGet(int* d, int i) {{ *d = i; return 0; }}
             int cuDeviceGetName(char* s, int n, int d) {{ strcpy(s, "Stand-in"); return 0; }}
@@ -162,6 +173,10 @@ def test_another_gpu_is_refused(cuda: Callable[..., str]) -> None:
         find_device(cuda(12, 0))
     with pytest.raises(MachineError, match="found a driver and no GPU"):
         find_device(cuda(10, 3, count=0))
+    with pytest.raises(MachineError, match="found a driver and no GPU"):
+        find_device(cuda(10, 3, status=100))
+    with pytest.raises(MachineError, match=r"CUDA error 802 \(cuInit\)"):
+        find_device(cuda(10, 3, status=802))
 
 
 # Writes the driver beside it as whatever it is asked to compile.
