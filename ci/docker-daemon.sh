@@ -18,6 +18,8 @@ seconds=60
 
 answers() { timeout 10 docker --host "$1" version >/dev/null 2>&1; }
 
+runs() { [ -s "$run/dockerd.pid" ] && kill -0 "$(cat "$run/dockerd.pid")" 2>/dev/null; }
+
 start() {
     if answers "$socket"; then
         echo "export DOCKER_HOST=$socket"
@@ -31,6 +33,23 @@ start() {
         echo "docker-daemon: couldn't find 'dockerd' in PATH; run ci/install-debian.sh" >&2
         exit 1
     }
+    # One that does not answer yet, or is ending, still has its files and its mark.
+    waited=0
+    while runs; do
+        if answers "$socket"; then
+            echo "export DOCKER_HOST=$socket"
+            return
+        fi
+        if [ $waited -ge $seconds ]; then
+            echo "docker-daemon: no answer on $socket of process $(cat "$run/dockerd.pid"), which" \
+                "$run/dockerd.pid names; run ci/docker-daemon.sh stop, then start;" \
+                "the end of $log:" >&2
+            tail -n 5 "$log" >&2 || true
+            exit 1
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
     mkdir -p "$run" "$data"
     # A build that starts it marks it as its own afterwards, and stops it in the end.
     rm -f "$run/started-by-a-build"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from headrace.console import call, say
 from headrace.errors import MachineError
-from headrace.pipeline.daemon_users import named_in_use, run_folder, used
+from headrace.pipeline.daemon_users import named_in_use, process_of, run_folder, used
 from headrace.pipeline.layout import Layout
 
 # A daemon that hangs must not hang the build.
@@ -56,11 +56,14 @@ def ensure_daemon(layout: Layout) -> Iterator[Daemon]:
 
     def start() -> bool:
         """Start it if it does not answer, and lead every child process to it."""
+        before = process_of(run_folder())
         status = subprocess.run([script, "status"], timeout=PATIENCE, check=False)
         # The script prints a line for a shell to evaluate: export DOCKER_HOST=unix://…
         printed = call([script, "start"], error=MachineError, timeout=PATIENCE * 2)
         os.environ["DOCKER_HOST"] = printed.strip().removeprefix("export DOCKER_HOST=")
-        return status.returncode != 0
+        # A person's may not have answered yet: the script then waits for it, and starts none.
+        waited_for = before is not None and process_of(run_folder()) == before
+        return status.returncode != 0 and not waited_for
 
     def stop() -> None:
         call([script, "stop"], error=MachineError, timeout=PATIENCE * 2)

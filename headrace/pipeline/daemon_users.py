@@ -22,6 +22,16 @@ def run_folder() -> Path:
     return Path(os.environ.get("HEADRACE_DOCKER_RUN") or "/run/headrace-docker")
 
 
+def process_of(folder: Path) -> int | None:
+    """Return the id of the living process that `folder` names as its daemon, None without one."""
+    try:
+        number = int((folder / "dockerd.pid").read_text())
+        os.kill(number, 0)
+    except (OSError, ValueError, OverflowError):
+        return None
+    return number
+
+
 @contextlib.contextmanager
 def used(folder: Path, start: Callable[[], bool], stop: Callable[[], None]) -> Iterator[None]:
     """Use the daemon of `folder`; `start` returns whether it had to, `stop` is for the last one."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ STORE = {
 }
 OLD = {"ServerVersion": "20.10", "DriverStatus": [["Backing Filesystem", "extfs"]]}
 MakeTool = Callable[[str, str], None]
+Living = Callable[[], subprocess.Popen[bytes]]
 
 
 @pytest.fixture
@@ -70,6 +72,23 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     return Layout(tmp_path / "checkout")
 
 
+@pytest.fixture
+def living(tmp_path: Path) -> Iterator[Living]:
+    """Start processes, and name the last of them as the daemon of tmp_path/run."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run/dockerd.pid").write_text(f"{started[-1].pid}\n")
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
 def asked(layout: Layout) -> list[str]:
     path = layout.root.parent / "asked"
     return path.read_text().split() if path.exists() else []
@@ -115,6 +134,34 @@ def test_one_that_a_person_started_is_not_stopped(
     with ensure_daemon(layout):
         pass
     assert asked(layout) == ["status", "start"]
+
+
+def test_one_of_a_person_that_comes_up_meanwhile_is_not_stopped(
+    tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch, living: Living
+) -> None:
+    answers_only_ours(tool, layout)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    living()
+    with ensure_daemon(layout):
+        pass
+    assert asked(layout) == ["status", "start"]
+
+
+def test_one_that_a_build_started_after_another_ended_is_stopped(
+    tool: MakeTool, layout: Layout, monkeypatch: pytest.MonkeyPatch, living: Living
+) -> None:
+    answers_only_ours(tool, layout)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    other = living()
+    living()
+    script = layout.root / "ci/docker-daemon.sh"
+    pid_file = layout.root.parent / "run/dockerd.pid"
+    script.write_text(
+        script.read_text().replace("start) ", f"start) echo {other.pid} > {pid_file}; ")
+    )
+    with ensure_daemon(layout):
+        pass
+    assert asked(layout) == ["status", "start", "stop"]
 
 
 @pytest.mark.parametrize("first_out", [0, 1])
@@ -264,6 +311,63 @@ def test_the_daemon_script_quotes_the_log_of_one_that_dies(tool: MakeTool, tmp_p
                HEADRACE_DOCKER_DATA=f"{tmp_path}/data")  # fmt: skip
     assert done.returncode == 1
     assert "no space for a bridge" in done.stderr
+
+
+@pytest.fixture
+def coming_up(tool: MakeTool, tmp_path: Path, living: Living) -> subprocess.Popen[bytes]:
+    """Have a daemon that does not answer yet, and write its files; no second may be started."""
+    process = living()
+    (tmp_path / "run/daemon.json").write_text("as it was")
+    (tmp_path / "run" / STARTED_BY_A_BUILD).touch()
+    (tmp_path / "run/dockerd.log").write_text("loading containers\n")
+    tool("sleep", "exit 0")
+    tool("dockerd", f"echo $$ > {tmp_path}/run/dockerd.pid; exec /bin/sleep 60")
+    return process
+
+
+def test_the_daemon_script_waits_for_one_that_has_not_come_up(
+    tool: MakeTool, tmp_path: Path, coming_up: subprocess.Popen[bytes]
+) -> None:
+    tool(
+        "docker", f"echo $2 >> {tmp_path}/asked; test $(grep -c run/docker {tmp_path}/asked) -gt 3"
+    )
+    done = run("docker-daemon.sh", "start", HEADRACE_DOCKER_RUN=f"{tmp_path}/run",
+               HEADRACE_DOCKER_DATA=f"{tmp_path}/data")  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"export DOCKER_HOST={socket_of(tmp_path)}\n")
+    assert (tmp_path / "run/daemon.json").read_text() == "as it was"
+    assert (tmp_path / "run" / STARTED_BY_A_BUILD).exists(), "the build would not stop it"
+    assert (tmp_path / "run/dockerd.pid").read_text() == f"{coming_up.pid}\n"
+
+
+def test_the_daemon_script_names_one_that_never_answers(
+    tool: MakeTool, tmp_path: Path, coming_up: subprocess.Popen[bytes]
+) -> None:
+    tool("docker", "exit 1")
+    done = run("docker-daemon.sh", "start", HEADRACE_DOCKER_RUN=f"{tmp_path}/run",
+               HEADRACE_DOCKER_DATA=f"{tmp_path}/data")  # fmt: skip
+    assert done.returncode == 1
+    assert f"of process {coming_up.pid}, which {tmp_path}/run/dockerd.pid names" in done.stderr
+    assert "run ci/docker-daemon.sh stop, then start" in done.stderr
+    assert "loading containers" in done.stderr
+    assert (tmp_path / "run/daemon.json").read_text() == "as it was"
+    assert coming_up.poll() is None
+
+
+def test_the_daemon_script_starts_one_after_another_has_ended(
+    tool: MakeTool, tmp_path: Path, coming_up: subprocess.Popen[bytes]
+) -> None:
+    coming_up.kill()
+    coming_up.wait()
+    tool(
+        "docker",
+        f"test $2 = {socket_of(tmp_path)} && "
+        f"! grep -q ^{coming_up.pid}$ {tmp_path}/run/dockerd.pid",
+    )
+    done = run("docker-daemon.sh", "start", HEADRACE_DOCKER_RUN=f"{tmp_path}/run",
+               HEADRACE_DOCKER_DATA=f"{tmp_path}/data")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run/daemon.json").read_text())["features"]
+    os.kill(int((tmp_path / "run/dockerd.pid").read_text()), signal.SIGTERM)
 
 
 SOURCES = """\
