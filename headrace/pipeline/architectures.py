@@ -107,6 +107,8 @@ def request_fault(pin: Pin, device: int = DEVICE) -> Fault | None:
     words = pin.compile_for.replace(";", " ").split()
     if not words:
         return Fault("an architecture such as 10.3a", "none")
+    if not pin.device_code:
+        return Fault("device-code beside it, which names what must come of it", "none")
     codes: list[Code] = []
     for word in words:
         turned = build(word) if _WORD.fullmatch(word) else ""

@@ -1,7 +1,8 @@
 """Check pins and patch series within seconds, without the network once sources are fetched.
 
 It checks the following:
-- pins.toml loads, and every fetched archive has the size and sha256 of its pin;
+- pins.toml loads and lacks no table that a flavor needs, and every fetched archive has the size
+  and sha256 of its pin;
 - what a component's build is asked for gives code that SM103 runs, and that its pin promises;
 - FlashInfer's headers are of its release, and none of its stock modules is pinned;
 - each series lists every patch file once, and nothing else lies in its folder;
@@ -33,17 +34,21 @@ from headrace.pipeline.patchfile import PatchFile
 from headrace.pipeline.pins import Pin, Pins, load_pins
 from headrace.pipeline.problem import Problem, rewrite_with
 from headrace.pipeline.records import RECORD
+from headrace.pipeline.required_pins import REQUIRED, Required, absent, patched_tables
 from headrace.pipeline.resolve import Resolved, resolve
 from headrace.pipeline.series import Series, load_series, series_text
 from headrace.pipeline.sources import archive_path, source_tree
 from headrace.pipeline.testfinder import missing_test
 
 
-def check(layout: Layout, flavor: str | None = None) -> list[Problem]:
+def check(
+    layout: Layout, flavor: str | None = None, required: Required = REQUIRED
+) -> list[Problem]:
     """Return everything that is wrong, in the order of the line: pins, archives, series.
 
     Args:
-        flavor: check only the archives and series of this one.
+        flavor: check only the tables, archives and series of this one.
+        required: what pins.toml must hold of each flavor.
 
     Raises:
         ConfigurationError: there is no such flavor.
@@ -52,10 +57,11 @@ def check(layout: Layout, flavor: str | None = None) -> list[Problem]:
         pins = load_pins(layout.pins)
     except ConfigurationError as broken:
         return [_pins_problem(layout, str(broken))]
-    problems = _archives(layout, pins, flavor)
+    problems = _absent(layout, pins, flavor, required)
+    problems += _archives(layout, pins, flavor)
     problems += _requests(layout, pins, flavor)
     problems += _companions(layout, pins)
-    problems += _strays(layout, pins)
+    problems += _strays(layout, pins, required)
     for pin in pins.patched_projects(flavor):
         problems += check_project(layout, pin)
     return problems
@@ -102,6 +108,22 @@ def _pins_problem(layout: Layout, said: str) -> Problem:
     said = re.sub(r"^\d+: ", "", said)
     run = f"`python build.py check` again once {where} is corrected"
     return Problem(where, int(at[1]) if at else 1, "pins that load", said, run)
+
+
+def _absent(layout: Layout, pins: Pins, flavor: str | None, required: Required) -> list[Problem]:
+    where = layout.pins.relative_to(layout.root).as_posix()
+    run = f"`python build.py check` again once {where} is corrected"
+    problems = []
+    for one in absent(pins, flavor, required):
+        line, found = line_of(layout.pins, one.table, one.key), "none"
+        wanted = f"{one.key} in [{one.table}]" if one.key else f"a table [{one.table}]"
+        if one.key == "flavors":
+            wanted = f"'{one.flavor}' in flavors of [{one.table}]"
+            found = ", ".join(sorted(pins.get(one.table).flavors))
+        problems.append(
+            Problem(where, line, f"{wanted}, which flavor {one.flavor} needs", found, run)
+        )
+    return problems
 
 
 def _archives(layout: Layout, pins: Pins, flavor: str | None) -> list[Problem]:
@@ -162,9 +184,10 @@ def _companions(layout: Layout, pins: Pins) -> list[Problem]:
     return problems
 
 
-def _strays(layout: Layout, pins: Pins) -> list[Problem]:
+def _strays(layout: Layout, pins: Pins, required: Required) -> list[Problem]:
     problems = []
-    listed = {pin.id for pin in pins.patched_projects()}
+    # The series of a table that is absent is no stray: it is the table that is told.
+    listed = {pin.id for pin in pins.patched_projects()} | patched_tables(required)
     for path in sorted(layout.patches.iterdir()) if layout.patches.is_dir() else []:
         where = path.relative_to(layout.root).as_posix()
         if path.is_dir() and path.name not in listed:

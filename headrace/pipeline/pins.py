@@ -106,7 +106,7 @@ class Pins(BaseModel):
         if project not in self.projects:
             raise ConfigurationError(
                 f"{self.path}: expected a table [{project}], found none; there are "
-                f"{', '.join(self.projects)}"
+                f"{', '.join(self.projects)}; run 'python build.py check'"
             )
         return self.projects[project]
 

@@ -74,7 +74,7 @@ def run_upstream(
         MachineError: another run of this checkout is at work, or the disk is full.
     """
     started = time.monotonic()
-    pin = load_pins(layout.pins).projects["lmcache"]
+    pin = load_pins(layout.pins).get("lmcache")
     bench = _bench(layout, pin, site, python, limits)
     touched = read_touched(bench.support / "touched.toml")
     touched.check(bench.sources)
@@ -115,7 +115,7 @@ def record_baseline(
     passed nor was skipped the first time. A test whose outcomes differ is recorded as flaky. Every
     run is kept, so that a killed call goes on where it stopped.
     """
-    pin = load_pins(layout.pins).projects["lmcache"]
+    pin = load_pins(layout.pins).get("lmcache")
     bench = _bench(layout, pin, site, python, limits)
     touched = read_touched(bench.support / "touched.toml")
     touched.check(bench.sources)

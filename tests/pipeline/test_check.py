@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigurationError
-from headrace.pipeline.check import check
+from headrace.pipeline.check import check, line_of
+from headrace.pipeline.layout import Layout
+from headrace.pipeline.pins import load_pins
 from tests.pipeline.toy import ARCHIVE, PINS, Checkout, message_of, numbers, text
 
 REWRITE = "run `python build.py edit toy`, then `python build.py refresh toy`"
@@ -28,7 +30,7 @@ def good(checkout: Checkout) -> Checkout:
 
 
 def found(checkout: Checkout) -> list[str]:
-    return [str(problem) for problem in check(checkout.layout)]
+    return [str(problem) for problem in checkout.problems()]
 
 
 def link_first_patch(checkout: Checkout) -> None:
@@ -38,19 +40,19 @@ def link_first_patch(checkout: Checkout) -> None:
 
 def test_a_good_checkout_has_no_problem(good: Checkout) -> None:
     assert found(good) == []
-    assert check(good.layout, "cpu") == []
-    assert check(good.layout, "sm103") == []
+    assert good.problems("cpu") == []
+    assert good.problems("sm103") == []
 
 
 def test_check_writes_nothing_into_the_checkout(good: Checkout) -> None:
     before = sorted(good.layout.root.rglob("*"))
-    check(good.layout)
+    good.problems()
     assert sorted(good.layout.root.rglob("*")) == before
 
 
 def test_another_flavor_is_named(good: Checkout) -> None:
     with pytest.raises(ConfigurationError, match="expected one of cpu, sm103, found 'gpu'"):
-        check(good.layout, "gpu")
+        good.problems("gpu")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,8 @@ def test_the_record_of_a_wheel_is_not_patched(good: Checkout) -> None:
 
 
 def test_a_request_for_another_gpu_is_named(good: Checkout) -> None:
-    other = PINS.replace("toy", "lmcache").replace("patched = true", 'compile-for = "10.0a"')
+    asked = 'compile-for = "10.0a"\ndevice-code = ["sm_103a"]'
+    other = PINS.replace("toy", "lmcache").replace("patched = true", asked)
     good.pins(f"{PINS}\n{other}")
     (line,) = found(good)
     at = good.layout.pins.read_text().splitlines().index('compile-for = "10.0a"') + 1
@@ -286,6 +289,70 @@ def test_headers_of_another_release_and_stock_modules_are_named(good: Checkout) 
         f"pins.toml:{other}: expected version 1.0, FlashInfer's, found 1.1; {run}",
         f"pins.toml:{stock}: expected no flashinfer-jit-cache, found a pin of it; {run}",
     ]
+
+
+PINNED = load_pins(Layout.find().pins).projects
+# Every table of this checkout, and every key by which more is done or proved than without it.
+NEEDED = [(table, key) for table, pin in PINNED.items()
+          for key in ("", "patched", "compile-for", "device-code")
+          if not key or getattr(pin, key.replace("-", "_"))]  # fmt: skip
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> Layout:
+    """The checkout's own pins and folders of patches, with nothing fetched and no patch."""
+    layout = Layout(tmp_path)
+    layout.pins.write_text(Layout.find().pins.read_text())
+    for pin in load_pins(layout.pins).patched_projects():
+        (layout.patches / pin.id).mkdir(parents=True)
+        (layout.patches / pin.id / "series").write_text("")
+    return layout
+
+
+def of_tables(layout: Layout) -> list[str]:
+    return [str(found) for found in check(layout) if "unpacked" not in str(found)]
+
+
+def test_the_committed_pins_lack_nothing(committed: Layout) -> None:
+    assert of_tables(committed) == []
+
+
+@pytest.mark.parametrize(("table", "key"), NEEDED)
+def test_a_table_or_key_that_is_absent_is_named(committed: Layout, table: str, key: str) -> None:
+    text = committed.pins.read_text()
+    _, heading, rest = text.partition(f"[{table}]\n")
+    body = rest.partition("\n[")[0]
+    assert heading
+    if key:
+        gone = next(line for line in body.splitlines() if line.startswith(f"{key} ="))
+        committed.pins.write_text(
+            text.replace(heading + body, f"{heading}{body}".replace(gone, ""))
+        )
+    else:
+        committed.pins.write_text(text.replace(heading + body, ""))
+    at = line_of(committed.pins, table)
+    flavor = "cpu" if "cpu" in PINNED[table].flavors and key in ("", "patched") else "sm103"
+    what = f"{key} in [{table}]" if key else f"a table [{table}]"
+    wanted = f"{what}, which flavor {flavor} needs"
+    if key == "device-code" and PINNED[table].compile_for:
+        at = line_of(committed.pins, table, "compile-for")
+        wanted = "device-code beside it, which names what must come of it"
+    assert of_tables(committed) == [
+        f"pins.toml:{at}: expected {wanted}, found none; "
+        "run `python build.py check` again once pins.toml is corrected"
+    ]
+
+
+def test_a_table_that_leaves_a_flavor_out_is_named(committed: Layout) -> None:
+    text = committed.pins.read_text()
+    committed.pins.write_text(text.replace('["cpu", "sm103"]', '["cpu"]'))
+    valkey = line_of(committed.pins, "valkey", "flavors")
+    assert any(
+        line.startswith(f"pins.toml:{valkey}: expected 'sm103' in flavors of [valkey]")
+        and "found cpu; run" in line
+        for line in of_tables(committed)
+    )
+    assert not [line for line in check(committed, "cpu") if "flavors" in line.expected]
 
 
 def test_a_project_without_series_is_named(good: Checkout) -> None:

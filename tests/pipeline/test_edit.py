@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import MachineError, SeriesError
-from headrace.pipeline.check import check
 from headrace.pipeline.edit import edit
 from headrace.pipeline.git import clean_environment
 from headrace.pipeline.problem import ProblemsError
@@ -135,7 +134,7 @@ def test_import_and_export_give_the_same_bytes(checkout: Checkout) -> None:
     done = refresh(checkout.layout, "toy")
     assert (done.written, done.removed) == ((), ())
     assert checkout.files() == before
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_no_setting_of_a_user_changes_a_byte(checkout: Checkout, hostile: Path) -> None:
@@ -151,7 +150,7 @@ def test_no_setting_of_a_user_changes_a_byte(checkout: Checkout, hostile: Path) 
         config.write(hostile.read_text().replace("defaultObjectFormat", "defaultBranch"))
     assert refresh(checkout.layout, "toy").written == ()
     assert checkout.files() == before
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_a_person_with_such_settings_can_commit(checkout: Checkout, hostile: Path) -> None:
@@ -165,7 +164,7 @@ def test_a_person_with_such_settings_can_commit(checkout: Checkout, hostile: Pat
     assert b"-two\r\n+TWO\r\n" in third
     assert b"Somebody" not in third
     assert b"Date: Thu, 1 Jan 2026 00:00:00 +0000\n" in third
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_what_a_person_does_with_commits_is_what_the_series_becomes(checkout: Checkout) -> None:
@@ -187,7 +186,7 @@ def test_what_a_person_does_with_commits_is_what_the_series_becomes(checkout: Ch
     zeroth = (checkout.folder / "zeroth-1-unicode-below.patch").read_text()
     assert "\nÜber alles\n\n   indented\n" in zeroth or "\nÜber alles\n\n\n   indented\n" in zeroth
     assert "+0  \n+\n+\t\n" in zeroth
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
     before = checkout.files()
     edit(checkout.layout, "toy")
     assert refresh(checkout.layout, "toy").written == ()
@@ -209,7 +208,7 @@ def test_a_series_can_start_from_nothing(checkout: Checkout) -> None:
     assert refresh(checkout.layout, "toy").written == ()
     commit(folder, message_of("First"), {"toy/build/a.log": b"ignored upstream\n"})
     assert refresh(checkout.layout, "toy").written == ("first.patch", "series")
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,7 @@ def test_wrong_header_fields_can_be_opened_to_correct_them(checkout: Checkout) -
     folder = edit(checkout.layout, "toy")
     git(folder, "commit", "--quiet", "--amend", "-m", message_of("Only"))
     refresh(checkout.layout, "toy")
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_a_patch_of_plain_format_patch_is_brought_into_shape(checkout: Checkout) -> None:
@@ -344,14 +343,14 @@ def test_a_patch_of_plain_format_patch_is_brought_into_shape(checkout: Checkout)
     git(folder, "format-patch", "-1", "--start-number=3", "--signoff", "-o", str(checkout.folder))
     with (checkout.folder / "series").open("a") as series:
         series.write("0003-Third.patch\n")
-    assert [str(problem).split("; run")[0] for problem in check(checkout.layout)] == [
+    assert [str(problem).split("; run")[0] for problem in checkout.problems()] == [
         "patches/toy/0003-Third.patch:4: expected the name third.patch for this subject, "
         "found 0003-Third.patch"
     ]
     edit(checkout.layout, "toy", discard=True)
     done = refresh(checkout.layout, "toy")
     assert (done.written, done.removed) == (("third.patch", "series"), ("0003-Third.patch",))
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_a_patch_that_cannot_be_read_is_refused(checkout: Checkout) -> None:
@@ -364,12 +363,12 @@ def test_a_patch_that_cannot_be_read_is_refused(checkout: Checkout) -> None:
 def test_an_offset_is_taken_and_written_back_exactly(checkout: Checkout) -> None:
     folder = opened(checkout)
     checkout.replace("first.patch", "@@ -17,7 +17,7 @@", "@@ -15,7 +15,7 @@")
-    assert check(checkout.layout)
+    assert checkout.problems()
     edit(checkout.layout, "toy")
     assert (folder / "toy/numbers.py").read_bytes() == numbers(line_20="twenty").data
     assert (folder / "toy/new.py").is_file()
     assert refresh(checkout.layout, "toy").written == ("first.patch",)
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_a_conflict_with_a_new_release_is_resolved_in_the_work_tree(checkout: Checkout) -> None:
@@ -389,7 +388,7 @@ def test_a_conflict_with_a_new_release_is_resolved_in_the_work_tree(checkout: Ch
     git(folder, "am", "--continue")
     assert refresh(checkout.layout, "toy").written == ("first.patch", "second.patch")
     assert b"Applies-To: toy 1.1\n" in (checkout.folder / "second.patch").read_bytes()
-    assert check(checkout.layout) == []
+    assert checkout.problems() == []
 
 
 def test_what_upstream_merged_drops_out(checkout: Checkout) -> None:

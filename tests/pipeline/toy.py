@@ -7,11 +7,13 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.pipeline.check import check
 from headrace.pipeline.export import Commit, patch_bytes, scratch_repository, write_commits
 from headrace.pipeline.git import clean_environment
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.patchfile import file_name
 from headrace.pipeline.pins import Pin, load_pins
+from headrace.pipeline.problem import Problem
 from headrace.pipeline.series import series_text
 from headrace.pipeline.tree import Blob, Tree
 
@@ -65,6 +67,10 @@ class Checkout:
     @property
     def pin(self) -> Pin:
         return load_pins(self.layout.pins).get("toy")
+
+    def problems(self, flavor: str | None = None) -> list[Problem]:
+        """Return what `check` finds; no flavor of headrace is built from one toy."""
+        return check(self.layout, flavor, required={})
 
     def pins(self, text: str) -> None:
         self.layout.root.mkdir(parents=True, exist_ok=True)
