@@ -7,7 +7,6 @@ that a second build has the same digest, and another commit shares the layers th
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from headrace.pipeline.flashinfer import read_mode
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.pins import load_pins
+from headrace.pipeline.records import patch_record
 from headrace.pipeline.revision import Revision
 
 # Gzip, because every registry and runtime takes it; at a level that costs a few percent of size and
@@ -60,7 +60,6 @@ def make_plan(layout: Layout, flavor: str, base_image: str | None, revision: Rev
     lock = lock_path(layout)
     base = base_image.split("@")[1] if base_image else build_base(layout).digest
     pin = load_pins(layout.pins).get("lmcache")
-    series = json.loads((layout.patched / f"{pin.folder}.json").read_text(encoding="utf-8"))
     wheels = sorted(layout.wheels(flavor).glob("*.whl"))
     versions = [path.name.split("-")[1] for path in wheels if path.name.startswith("lmcache-")]
     if len(versions) != 1:
@@ -86,7 +85,7 @@ def make_plan(layout: Layout, flavor: str, base_image: str | None, revision: Rev
         base_image=base_image,
         lock_epoch=read_lock(lock).epoch,
         version=versions[0],
-        series_sha256=str(series["series_sha256"]),
+        series_sha256=patch_record(layout, pin).series_sha256,
         kernel_module=_kernel_module(wheels),
         inputs=inputs,
     )

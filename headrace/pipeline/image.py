@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from headrace.console import working
 from headrace.errors import ConfigurationError, ImageError
 from headrace.pipeline import debian, lockfiles, oci
@@ -17,6 +19,7 @@ from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, write_atomically
 from headrace.pipeline.oci_archive import pack_archive
 from headrace.pipeline.pins import require_flavor
+from headrace.pipeline.record_file import read_record, what_broke
 from headrace.pipeline.revision import Revision, read_revision
 
 LOAD_TIMEOUT = 1200
@@ -87,17 +90,29 @@ def build_image(
         Manifest(layout).run(f"image {flavor}", plan.inputs, [folder, record], action)
     else:
         action()
-    return _result(folder, record)
+    return _result(folder, record, flavor)
 
 
 def read_image(layout: Layout, flavor: str) -> ImageResult:
     """Return the image of `flavor` that was built last.
 
     Raises:
-        ImageError: there is none.
+        ImageError: there is none, or its record or layout is broken.
     """
     folder = layout.image(flavor)
-    return _result(folder, folder.with_suffix(".json"))
+    return _result(folder, folder.with_suffix(".json"), flavor)
+
+
+def read_built(folder: Path, flavor: str, *, check_layers: bool = False) -> oci.Image:
+    """Return what the layout of a built image says, as `oci.read_layout` does.
+
+    Raises:
+        ImageError: it is damaged; says how to build it again.
+    """
+    try:
+        return oci.read_layout(folder, check_layers=check_layers)
+    except ImageError as damaged:
+        raise ImageError(f"{damaged}; run `python build.py image --flavor {flavor}`") from damaged
 
 
 def require_digest(base_image: str | None) -> None:
@@ -143,22 +158,26 @@ def _record(flavor: str, plan: Plan, image: oci.Image) -> str:
     return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
-def _result(folder: Path, record: Path) -> ImageResult:
+def _result(folder: Path, record: Path, flavor: str) -> ImageResult:
+    advice = f"run `python build.py image --flavor {flavor}`"
     try:
-        values = json.loads(record.read_text(encoding="utf-8"))
-        result = ImageResult(path=folder, **{**values, "layers": tuple(values["layers"])})
+        values = read_record(record)
+        result = TypeAdapter(ImageResult).validate_python({**values, "path": folder})
     except FileNotFoundError as missing:
+        raise ImageError(f"{record}: expected a built image, found none; {advice}") from missing
+    except ValueError as broken:
         raise ImageError(
-            f"{record}: expected a built image, found none; "
-            f"run `python build.py image --flavor {record.stem}`"
-        ) from missing
-    except (KeyError, TypeError, ValueError) as broken:
-        raise ImageError(f"{record}: expected the record of an image, found {broken}") from broken
-    found = oci.read_layout(folder).digest
+            f"{record}: expected the record of an image, found {what_broke(broken)}; {advice}"
+        ) from broken
+    if result.flavor != flavor:
+        raise ImageError(
+            f"{record}: expected an image of flavor {flavor}, found one of {result.flavor!r}; "
+            f"{advice}"
+        )
+    found = read_built(folder, flavor).digest
     if found != result.digest:
         raise ImageError(
-            f"{folder}: expected {result.digest}, as {record.name} says, found {found}; "
-            f"run `python build.py image --flavor {record.stem}`"
+            f"{folder}: expected {result.digest}, as {record.name} says, found {found}; {advice}"
         )
     return result
 

@@ -21,6 +21,7 @@ import filelock
 from headrace.console import disk_error, say
 from headrace.errors import MachineError
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.record_file import read_record
 
 BLOCK = 1 << 20
 
@@ -118,15 +119,25 @@ class Manifest:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
-            stages = json.loads(self.layout.manifest.read_text(encoding="utf-8"))["stages"]
-        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            stages = read_record(self.layout.manifest).get("stages")
+        except (FileNotFoundError, ValueError):
             # A manifest that cannot be read only costs a rebuild.
             return {}
-        return stages if isinstance(stages, dict) else {}
+        known = stages if isinstance(stages, dict) else {}
+        return {stage: entry for stage, entry in known.items() if _is_entry(entry)}
 
     def _write(self) -> None:
         text = json.dumps({"schema": 1, "stages": self.stages}, indent=1, sort_keys=True)
         write_atomically(self.layout.manifest, text + "\n")
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("outputs"), dict):
+        return False
+    states = entry["outputs"].values()
+    return "inputs" in entry and all(
+        isinstance(state, dict) and {"stamp", "sha256"} <= set(state) for state in states
+    )
 
 
 def _state(path: Path) -> dict[str, str]:

@@ -6,7 +6,6 @@ in its name, so a layout that was read is the image that its digest names.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from headrace.errors import ImageError
 from headrace.pipeline.manifest import hash_file
+from headrace.pipeline.record_file import read_record
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
@@ -44,7 +44,7 @@ class Image:
 
     @property
     def labels(self) -> dict[str, str]:
-        return dict(self.config.get("config", {}).get("Labels") or {})
+        return dict((self.config.get("config") or {}).get("Labels") or {})
 
 
 def blob_path(folder: Path, digest: str) -> Path:
@@ -66,6 +66,13 @@ def read_layout(folder: Path, *, check_layers: bool = False) -> Image:
     Raises:
         ImageError: a file is missing or damaged, or the layout holds no image or several.
     """
+    try:
+        return _read_layout(folder, check_layers)
+    except (AttributeError, KeyError, TypeError) as broken:
+        raise ImageError(f"{folder}: expected one OCI image, found {broken!r}") from broken
+
+
+def _read_layout(folder: Path, check_layers: bool) -> Image:
     index = read_json(folder / "index.json")
     entries = index.get("manifests")
     if not isinstance(entries, list) or len(entries) != 1:
@@ -119,11 +126,8 @@ def _checked(folder: Path, digest: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of a layout, or raise ImageError."""
     try:
-        value = json.loads(path.read_bytes())
+        return read_record(path)
     except FileNotFoundError as missing:
         raise ImageError(f"{path}: expected an OCI image layout, found no file") from missing
     except ValueError as broken:
-        raise ImageError(f"{path}: expected JSON, found {broken}") from broken
-    if not isinstance(value, dict):
-        raise ImageError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
+        raise ImageError(f"{path}: expected JSON of an OCI image, found {broken}") from broken

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from headrace.console import call, say, working
 from headrace.errors import ConfigurationError, PublishError
-from headrace.pipeline.image import ImageResult, read_image
+from headrace.pipeline.image import ImageResult, read_built, read_image
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.oci import blob_path, read_layout
+from headrace.pipeline.oci import blob_path
 from headrace.pipeline.pins import FLAVORS, load_pins
 from headrace.pipeline.reference import Reference, parse_reference
 from headrace.pipeline.registry import Registry, docker_config
@@ -48,7 +48,7 @@ def publish(layout: Layout, image: str, to: str) -> Published:
     refuse_unlocked(layout, built.flavor)
     refuse_unproved(layout, built.digest)
     manifest = blob_path(built.path, built.digest).read_bytes()
-    read_layout(built.path, check_layers=True)
+    read_built(built.path, built.flavor, check_layers=True)
     with Registry(reference) as registry:
         taken = registry.tagged_digest()
         if taken and taken != built.digest:

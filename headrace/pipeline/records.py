@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import json
 import re
 import zipfile
 import zlib
@@ -15,10 +14,12 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from pydantic import BaseModel
 
 from headrace.errors import ConfigurationError
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import Pin, load_pins
+from headrace.pipeline.record_file import read_record, what_broke
 from headrace.pipeline.textfile import read_utf8
 
 RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
@@ -49,6 +50,13 @@ class PatchRecord:
     project: str
     series_sha256: str
     files: Mapping[str, str | None]
+
+
+class _PatchedTree(BaseModel):
+    """What of a patched tree's record is used; see `tree`."""
+
+    series_sha256: str
+    files: dict[str, str | None]
 
 
 def read_wheel(path: Path) -> WheelRecord:
@@ -132,13 +140,14 @@ def patch_record(layout: Layout, pin: Pin) -> PatchRecord:
     """
     path = layout.patched / f"{pin.folder}.json"
     try:
-        value = json.loads(path.read_bytes())
-        return PatchRecord(pin.name, value["series_sha256"], value["files"])
-    except (OSError, ValueError, KeyError, TypeError) as broken:
+        value = _PatchedTree.model_validate(read_record(path))
+    except (OSError, ValueError) as broken:
+        found = what_broke(broken) if isinstance(broken, ValueError) else "no file"
         raise ConfigurationError(
-            f"{path}: expected the record of a patched tree, found {broken!r}; "
+            f"{path}: expected the record of a patched tree, found {found}; "
             "run 'python build.py patch'"
         ) from broken
+    return PatchRecord(pin.name, value.series_sha256, value.files)
 
 
 def exclusions(layout: Layout, flavor: str) -> dict[str, str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from headrace.errors import ConfigurationError, PublishError
 from headrace.pipeline.evidence import (
     MANDATORY_CHECKS,
@@ -18,6 +16,7 @@ from headrace.pipeline.evidence import (
 )
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import write_atomically
+from headrace.pipeline.record_file import read_record, what_broke
 
 
 def report_path(layout: Layout, digest: str) -> Path:
@@ -39,27 +38,24 @@ def load_report(path: Path) -> Report:
     Raises:
         ConfigurationError: it is missing, not JSON, of another schema, or was edited.
     """
+    advice = "run 'python build.py verify'"
     try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError as missing:
-        raise ConfigurationError(
-            f"{path}: expected a report, found none; run 'python build.py verify'"
-        ) from missing
-    except ValueError as broken:
-        raise ConfigurationError(f"{path}: expected JSON, found {broken}") from broken
-    schema = value.get("schema") if isinstance(value, dict) else None
-    if schema != SCHEMA:
-        raise ConfigurationError(f"{path}: expected schema {SCHEMA}, found {schema!r}")
-    try:
+        value = read_record(path)
+        if value.get("schema") != SCHEMA:
+            raise ConfigurationError(
+                f"{path}: expected schema {SCHEMA}, found {value.get('schema')!r}; {advice} again"
+            )
         report = Report.model_validate(value)
-    except ValidationError as invalid:
-        first = invalid.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"{path}: {where}: {first['msg']}") from invalid
+    except FileNotFoundError as missing:
+        raise ConfigurationError(f"{path}: expected a report, found none; {advice}") from missing
+    except ValueError as broken:
+        raise ConfigurationError(
+            f"{path}: expected a report, found {what_broke(broken)}; {advice} again"
+        ) from broken
     if report.content_sha256 != report.hash_of_content():
         raise ConfigurationError(
             f"{path}: expected content_sha256 {report.hash_of_content()}, found "
-            f"{report.content_sha256 or 'none'}: it was edited; run 'python build.py verify' again"
+            f"{report.content_sha256 or 'none'}: it was edited; {advice} again"
         )
     return report
 
@@ -71,9 +67,14 @@ def refuse_unless_publishable(report: Report, digest: str) -> None:
         PublishError: anything else; the message names the first reason.
     """
     if report.image != digest:
-        raise PublishError(f"report: expected one on {digest}, found one on {report.image}")
+        raise PublishError(
+            f"report: expected one on {digest}, found one on {report.image}; "
+            "run 'python build.py verify'"
+        )
     if report.flavor not in MANDATORY_CHECKS:
-        raise PublishError(f"report on {digest}: unknown flavor '{report.flavor}'")
+        raise PublishError(
+            f"report on {digest}: unknown flavor '{report.flavor}'; run 'python build.py verify'"
+        )
     parts: tuple[Check | Suite, ...] = (*report.checks, *report.suites)
     for part in parts:
         if part.verdict != "green":

@@ -27,6 +27,7 @@ from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest
 from headrace.pipeline.oci import Image, blob_path, read_layout
 from headrace.pipeline.revision import Revision, read_revision
+from tests.pipeline.sample_image import record_image, write_image
 
 CHECKOUT = Layout.find()
 DOCKERFILE = (CHECKOUT.docker / "Dockerfile").read_text()
@@ -81,7 +82,7 @@ def make_checkout(root: Path) -> Layout:
     write_own_wheels(made, "cpu")
     made.patched.mkdir()
     (made.sources / "archives").mkdir(parents=True)
-    (made.patched / "lmcache-0.5.5.json").write_text('{"series_sha256": "abc"}')
+    (made.patched / "lmcache-0.5.5.json").write_text('{"series_sha256": "abc", "files": {}}')
     subprocess.run([*GIT, "init", "--quiet", root], check=True)
     commit(made)
     return made
@@ -274,6 +275,62 @@ def test_an_unknown_flavor_is_refused() -> None:
 def test_no_image_yet_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"run `python build\.py image --flavor cpu`"):
         read_image(Layout(tmp_path), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("{", "Expecting property name"),
+        ("", "Expecting value"),
+        ("[]", "a JSON list, no object"),
+        pytest.param("[" * 100_000, "nesting without end", id="nesting"),
+        ({"digest": None}, "digest: Field required"),
+        ({"reference": 3}, "reference: Input should be a valid string"),
+        ({"layers": "sha256:1"}, "layers: Input should be a valid tuple"),
+        ({"flavor": "sm103"}, "one of 'sm103'"),
+    ],
+)
+def test_a_broken_record_of_an_image_is_one_line(
+    tmp_path: Path, change: str | dict[str, object], found: str
+) -> None:
+    folder = Layout(tmp_path).image("cpu")
+    record_image(folder, write_image(folder, [], {}))
+    record = folder.with_suffix(".json")
+    if isinstance(change, dict):
+        values = {**json.loads(record.read_text()), **change}
+        change = json.dumps({key: value for key, value in values.items() if value is not None})
+    assert read_image(Layout(tmp_path), "cpu")
+    record.write_text(change)
+    with pytest.raises(ImageError) as refused:
+        read_image(Layout(tmp_path), "cpu")
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{record}: expected ")
+    assert f"found {found}" in line
+    assert line.endswith("; run `python build.py image --flavor cpu`")
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", "{}", '{"manifests": [3]}', '{"manifests": [{"digest": "latest"}]}']
+)
+def test_a_broken_layout_of_an_image_is_one_line(tmp_path: Path, index: str) -> None:
+    folder = Layout(tmp_path).image("cpu")
+    record_image(folder, write_image(folder, [], {}))
+    (folder / "index.json").write_text(index)
+    with pytest.raises(ImageError) as refused:
+        read_image(Layout(tmp_path), "cpu")
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(str(folder))
+    assert line.endswith("; run `python build.py image --flavor cpu`")
+
+
+def test_a_blob_that_is_no_manifest_is_refused(tmp_path: Path) -> None:
+    write_image(tmp_path, [], {})
+    index = json.loads((tmp_path / "index.json").read_text())
+    manifest = json.loads(blob_path(tmp_path, index["manifests"][0]["digest"]).read_bytes())
+    index["manifests"][0]["digest"] = manifest["config"]["digest"]
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ImageError, match=r"expected one OCI image, found KeyError\('digest'\)"):
+        read_layout(tmp_path)
 
 
 def test_a_record_of_another_image_is_refused(built: ImageResult, tmp_path: Path) -> None:

@@ -62,9 +62,21 @@ def test_a_stage_that_failed_is_not_recorded(layout: Layout) -> None:
     assert stage(layout, {"a": "1"}), "the record of the earlier run must be gone"
 
 
-def test_a_damaged_manifest_costs_a_rebuild_only(layout: Layout) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"stages": [',
+        "[]",
+        '{"stages": 3}',
+        '{"stages": {"demo": 3}}',
+        '{"stages": {"demo": {"outputs": {}}}}',
+        '{"stages": {"demo": {"inputs": {"a": "1"}, "outputs": {"build/out.txt": "sha256"}}}}',
+        pytest.param("[" * 100_000, id="nesting"),
+    ],
+)
+def test_a_damaged_manifest_costs_a_rebuild_only(layout: Layout, text: str) -> None:
     stage(layout, {"a": "1"})
-    layout.manifest.write_text('{"stages": [')
+    layout.manifest.write_text(text)
     assert stage(layout, {"a": "1"})
     assert not stage(layout, {"a": "1"})
 

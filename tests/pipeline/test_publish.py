@@ -188,6 +188,15 @@ def test_an_edited_report_is_refused(layout: Layout, proved: str, name: str) -> 
     refused(layout, name, "it was edited")
 
 
+def test_a_report_that_is_cut_short_says_what_to_run(
+    layout: Layout, proved: str, name: str
+) -> None:
+    path = report_path(layout, proved)
+    path.write_text(path.read_text()[:99])
+    with pytest.raises(PublishError, match=r"expected a report, found .*; run 'python build\.py"):
+        publish(layout, "cpu", name)
+
+
 def test_an_unlocked_pin_is_refused(layout: Layout, proved: str, name: str) -> None:
     text = "\n".join('sha256 = ""' if "sha256" in line else line for line in PINS.splitlines())
     layout.pins.write_text(text)
@@ -207,7 +216,7 @@ def test_a_layout_that_was_touched_is_refused(layout: Layout, proved: str, name:
     manifest = json.loads((folder / "blobs/sha256" / proved.removeprefix("sha256:")).read_bytes())
     layer = folder / "blobs/sha256" / manifest["layers"][0]["digest"].removeprefix("sha256:")
     layer.write_bytes(layer.read_bytes() + b"\0")
-    refused(layout, name, "expected sha256:")
+    refused(layout, name, "expected sha256:.*; run `python build.py image --flavor cpu`$")
 
 
 def test_nothing_built_is_refused(layout: Layout, name: str) -> None:

@@ -93,10 +93,14 @@ def test_a_patched_tree_without_its_record_is_named(layout: Layout) -> None:
     with pytest.raises(ConfigurationError, match=r"toy-1\.0\.json: expected the record"):
         patch_records(layout, "cpu")
     layout.patched.mkdir(parents=True)
-    for broken in ("[]", '"x"', "{}", "{"):
+    wrong = {"series_sha256": "s", "files": ["toy/a.py"]}
+    for broken in ("[]", '"x"', "{}", "{", "[" * 100_000, json.dumps(wrong)):
         (layout.patched / "toy-1.0.json").write_text(broken)
-        with pytest.raises(ConfigurationError, match=r"toy-1\.0\.json: expected the record"):
+        with pytest.raises(ConfigurationError) as refused:
             patch_records(layout, "cpu")
+        (line,) = str(refused.value).splitlines()
+        assert "toy-1.0.json: expected the record of a patched tree, found " in line
+        assert line.endswith("; run 'python build.py patch'")
     value = {"series_sha256": "s", "files": {"toy/a.py": HEX, "toy/b.py": None}}
     (layout.patched / "toy-1.0.json").write_text(json.dumps(value))
     assert patch_records(layout, "cpu")[0].files == {"toy/a.py": HEX, "toy/b.py": None}

@@ -167,15 +167,22 @@ def test_an_edited_report_is_refused(
     edit(path, change)
     with pytest.raises(ConfigurationError, match=message) as refused:
         load_report(path)
-    assert str(refused.value).startswith(f"{path}: ")
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(f"{path}: expected ")
+    assert line.endswith("; run 'python build.py verify' again")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", pytest.param("[" * 100_000, id="nesting")])
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "report.json"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match=f"{path}: expected "):
+    with pytest.raises(ConfigurationError, match=f"{path}: expected .*; run 'python build"):
         load_report(path)
+
+
+def test_a_folder_in_the_place_of_a_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a report, found Is a directory; run"):
+        load_report(tmp_path)
 
 
 def test_a_missing_report_says_what_to_run(tmp_path: Path) -> None:
