@@ -16,12 +16,21 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from headrace.errors import HeadraceError, MachineError
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 TAIL_LINES = 15
+
+
+def plain(text: str) -> str:
+    """Return `text` as one line that a terminal only shows: the rest is written as escapes.
+
+    For whatever quotes a file or a server that anybody may have written.
+    """
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 
 def say(message: str) -> None:
@@ -35,7 +44,7 @@ def working(what: str) -> Iterator[None]:
     started = time.monotonic()
     if not console.is_terminal:
         say(f"{what} ...")
-    with console.status(what):
+    with console.status(Text(what)):
         yield
     say(f"{what}: {time.monotonic() - started:.1f} s")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace import errors
-from headrace.console import call, disk_error
+from headrace.console import call, disk_error, plain, say, working
 from headrace.errors import HeadraceError, MachineError, WheelError
 
 
@@ -18,6 +18,20 @@ def test_output_is_returned(capfd: pytest.CaptureFixture[str]) -> None:
     out, err = capfd.readouterr()
     assert out == ""
     assert "+ " in err
+
+
+def test_what_is_printed_is_not_read_as_markup(capfd: pytest.CaptureFixture[str]) -> None:
+    say("a [bold]:cat: [/red]")
+    with working("loading host:cat:[/red]"):
+        pass
+    err = capfd.readouterr().err.splitlines()
+    assert err[:2] == ["a [bold]:cat: [/red]", "loading host:cat:[/red] ..."]
+
+
+def test_what_a_terminal_obeys_is_written_as_an_escape() -> None:
+    assert plain("é ✓ [b]") == "é ✓ [b]"
+    assert plain("\x1b[2J\r\n\t\x9b\u202e\u2028") == r"\x1b[2J\r\n\t\x9b\u202e\u2028"
+    assert plain("\ud800") == r"\ud800"
 
 
 def test_a_missing_program_is_named_with_advice() -> None:

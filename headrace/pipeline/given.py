@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.console import disk_error
+from headrace.console import disk_error, plain
 from headrace.errors import ConfigurationError
 from headrace.pipeline.evidence import Case, Verdict
 from headrace.pipeline.given_needle import FILES, judge
@@ -41,9 +41,7 @@ def take(folder: Path, kept: Path, digest: str) -> tuple[Verdict, str, tuple[Cas
             f"run {command(digest)}"
         ) from failure
     except UnprovedError as refused:
-        # It quotes what anybody may have written: one line, and nothing that a terminal obeys.
-        plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(refused))
-        raise UnprovedError(f"{folder}: {plain}; run {command(digest)}") from refused
+        raise UnprovedError(f"{folder}: {plain(str(refused))}; run {command(digest)}") from refused
     partial = kept.with_name(f"{kept.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

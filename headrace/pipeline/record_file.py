@@ -8,6 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from headrace.console import plain
+
 
 def read_record(path: Path) -> dict[str, Any]:
     """Return the JSON object in `path`.
@@ -35,4 +37,4 @@ def what_broke(failure: ValueError) -> str:
         return str(failure)
     first = failure.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}"
+    return plain(f"{where}: {first['msg']}")

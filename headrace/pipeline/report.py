@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from headrace.console import plain
 from headrace.errors import ConfigurationError, PublishError
 from headrace.pipeline.evidence import (
     MANDATORY_CHECKS,
@@ -78,12 +79,14 @@ def refuse_unless_publishable(report: Report, digest: str) -> None:
     parts: tuple[Check | Suite, ...] = (*report.checks, *report.suites)
     for part in parts:
         if part.verdict != "green":
-            raise PublishError(f"report on {digest}: {part.name} is {part.verdict}: {part.detail}")
+            raise PublishError(
+                plain(f"report on {digest}: {part.name} is {part.verdict}: {part.detail}")
+            )
     for suite in report.suites:
         for case in suite.cases:
             if case.verdict != "green":
                 raise PublishError(
-                    f"report on {digest}: {suite.name}: case {case.case} is {case.verdict}"
+                    plain(f"report on {digest}: {suite.name}: case {case.case} is {case.verdict}")
                 )
     if missing := missing_parts(report.flavor, report.checks, report.suites):
         raise PublishError(
@@ -113,13 +116,9 @@ def as_text(report: Report) -> str:
             f"{suite.verdict:<6}suite {suite.name}: {len(suite.cases)} cases, {suite.seconds:.1f} s"
             + (f"  {suite.detail}" if suite.detail else ""),
         ]
-        lines += [
-            f"  {case.verdict:<6}{case.ms:>9.1f} ms  {case.case}"
-            + (
-                ""
-                if case.verdict == "green"
-                else f"\n    expected {case.expected}\n    seen     {case.seen}"
-            )
-            for case in suite.cases
-        ]
-    return "\n".join(lines) + "\n"
+        for case in suite.cases:
+            lines.append(f"  {case.verdict:<6}{case.ms:>9.1f} ms  {case.case}")
+            if case.verdict != "green":
+                lines += [f"    expected {case.expected}", f"    seen     {case.seen}"]
+    # Names and details quote given results and the image's files: each stays in its line.
+    return "".join(f"{plain(line)}\n" for line in lines)

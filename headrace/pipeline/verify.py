@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from headrace.console import say, working
+from headrace.console import plain, say, working
 from headrace.errors import HeadraceError, VerificationError
 from headrace.pipeline import container
 from headrace.pipeline.checks import CHECKS, GIVEN, SUITES, Words
@@ -104,7 +104,7 @@ def run_checks(
             done.append(Check(name=name, verdict="void", detail="digest is not green", seconds=0))
         else:
             done.append(_run_check(subject, name, checks.get(name)))
-        say(f"  {done[-1].verdict:<6}{name}: {done[-1].detail}")
+        say(f"  {done[-1].verdict:<6}{name}: {plain(done[-1].detail)}")
     return tuple(done)
 
 
@@ -148,7 +148,7 @@ def run_suites(
             verdict, detail, cases = "void", str(unproved), ()
         seconds = round(time.monotonic() - clock, 2)
         done.append(Suite(name=name, verdict=verdict, detail=detail, seconds=seconds, cases=cases))
-        say(f"  {verdict:<6}{name}: {len(cases)} cases {detail}")
+        say(f"  {verdict:<6}{name}: {len(cases)} cases {plain(detail)}")
     return tuple(done)
 
 
@@ -186,5 +186,5 @@ def first_fault(report: Report) -> str:
     for wanted in ("red", "void"):
         for name, verdict, detail in parts:
             if verdict == wanted:
-                return f"{name} is {verdict}: {detail}"
+                return plain(f"{name} is {verdict}: {detail}")
     return f"the report on {report.image} is {report.verdict}"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.console import console
+from headrace.console import console, plain
 from headrace.suites.results import CaseResult, overall
 
 _COLOURS = {"green": "green", "red": "bold red", "void": "yellow"}
@@ -18,7 +18,7 @@ _COLOURS = {"green": "green", "red": "bold red", "void": "yellow"}
 
 def plain_line(result: CaseResult) -> str:
     """Return one case as one line."""
-    return (
+    return plain(
         f"{result.verdict:5} {result.ms:9.1f} ms  {result.case}: "
         f"expected {result.expected}; saw {result.seen}"
     )
@@ -57,7 +57,8 @@ class Reporter:
     def case(self, result: CaseResult) -> None:
         """Take note of one ended case."""
         self._ended += 1
-        self._status.update(f"{self._suite}: {self._ended} cases ended, last {result.case}")
+        last = plain(result.case)
+        self._status.update(Text(f"{self._suite}: {self._ended} cases ended, last {last}"))
         if not self._output.is_terminal:
             self._line(plain_line(result))
 
@@ -69,7 +70,7 @@ class Reporter:
         self._line(summary(results))
 
     def _line(self, text: str) -> None:
-        self._output.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._output.print(text, markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
 def _table(results: Sequence[CaseResult]) -> Table:
@@ -78,9 +79,9 @@ def _table(results: Sequence[CaseResult]) -> Table:
     for result in results:
         table.add_row(
             Text(result.verdict, style=_COLOURS[result.verdict]),
-            Text(result.case, overflow="fold"),
-            Text(result.expected),
-            Text(result.seen),
+            Text(plain(result.case), overflow="fold"),
+            Text(plain(result.expected)),
+            Text(plain(result.seen)),
             f"{result.ms:.1f}",
         )
     return table

@@ -140,6 +140,17 @@ def test_a_saved_report_reads_back_and_is_readable_beside(tmp_path: Path) -> Non
     assert DIGEST in text and "red   extra" in text and "case 1" in text
 
 
+def test_what_is_quoted_stays_in_its_line(tmp_path: Path) -> None:
+    found = "/\x1b[2Jred\ngreen digest"
+    checks = (CHECKS[0].model_copy(update={"verdict": "red", "detail": found}), *CHECKS[1:])
+    made = report(checks=checks, verdict="red", revision="b\r\x07")
+    text = save_report(Layout(tmp_path), made).with_suffix(".txt").read_text()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert r"/\x1b[2Jred\ngreen digest" in text and r"revision b\r\x07" in text
+    with pytest.raises(PublishError, match=r"digest is red: /\\x1b\[2Jred\\ngreen digest$"):
+        refuse_unless_publishable(made, DIGEST)
+
+
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     value = json.loads(path.read_text())
     change(value)
@@ -155,6 +166,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda v: v.update(schema=2), "expected schema 1, found 2"),
         (lambda v: v.pop("schema"), "expected schema 1, found None"),
         (lambda v: v.update(more=1), "more: Extra inputs are not permitted"),
+        (lambda v: v.update({"\x1b[2J\n": 1}), r"\\x1b\[2J\\n: Extra inputs"),
         (lambda v: v.pop("image"), "image: Field required"),
         (lambda v: v.update(image="latest"), "image: String should match"),
         (lambda v: v["checks"][0].update(verdict="fine"), "checks.0.verdict"),

@@ -100,6 +100,13 @@ def shown(results: list[CaseResult], terminal: bool) -> str:
     return output.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_a_server_said_is_only_shown(terminal: bool) -> None:
+    text = shown([result("red", "a:cat:", "\x07\x9b2J\u202e")], terminal)
+    assert "a:cat:" in text and r"\x07\x9b2J\u202e" in text
+    assert not set(text) & set("\x07\x9b\u202e")
+
+
 def test_a_log_gets_one_plain_line_a_case() -> None:
     text = shown([result("green", "one"), result("red", "two [bold]", "x" * 300)], False)
     assert "\x1b" not in text

@@ -10,16 +10,22 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import ConfigurationError
+from headrace.errors import ConfigurationError, PublishError, VerificationError
 from headrace.pipeline import proofs_sm103, verify
 from headrace.pipeline.checks import GIVEN
 from headrace.pipeline.given import refuse_given, take
 from headrace.pipeline.given_needle import FILES, judge
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.report import report_path
+from headrace.pipeline.report import (
+    load_report,
+    refuse_unless_publishable,
+    report_path,
+    save_report,
+)
 from headrace.pipeline.subject import Subject, UnprovedError
 from headrace.suites.needle.report import write_report
 from headrace.suites.valkey_server import ValkeyServer
+from tests.pipeline.test_report import report
 from tests.suites.needle.conftest import Stand
 
 DIGEST = "sha256:" + "ab" * 32
@@ -190,6 +196,51 @@ def test_a_refusal_quotes_nothing_that_a_terminal_obeys(
     with pytest.raises(UnprovedError, match=r"found \\x1b\[2J\\na; run") as refused:
         take(tmp_path, tmp_path / "kept", DIGEST)
     assert str(refused.value).isprintable()
+
+
+# It clears the screen, ends the line, writes another verdict backwards, and makes letters bold.
+HOSTILE = "a\x1b[2J\r\ngreen suite [bold]\u202e:cat:"
+SHOWN = r"a\x1b[2J\r\ngreen suite [bold]\u202e:cat:"
+
+
+def hostile(cells: Lines, results: Lines) -> None:
+    """Name a prompt of the plan, the model and the endpoint so, and turn its L2 red."""
+    for cell in cells:
+        cell["model"] = cell["run"]["endpoint"] = HOSTILE
+        if cell["prompt"] == "1000-at-80":
+            (case,) = [case for case in results if case["case"] == cell["cell"]]
+            cell["prompt"] = HOSTILE
+            cell["cell"] = case["case"] = f"{HOSTILE}/{cell['state']}"
+            if cell["state"] == "L2":
+                cell.update(verdict="red", why=["wrong"])
+                case.update(verdict="red", expected=HOSTILE, seen=HOSTILE)
+
+
+def test_given_names_reach_neither_terminal_nor_text_as_they_are(
+    files: Files, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given, layout = tmp_path / "given", Layout(tmp_path)
+    given.mkdir()
+    for name, data in edit(files, hostile).items():
+        (given / name).write_bytes(data)
+    subject = Subject(layout, "sm103", DIGEST, given, "headrace:1", "1", "b" * 40, "a" * 64)
+    suites = verify.run_suites(subject, {"needle": proofs_sm103.needle}, {"needle": given})[:1]
+    whole = report(flavor="sm103", image=DIGEST, suites=suites, verdict=suites[0].verdict)
+    path = save_report(layout, whole)
+    with pytest.raises(VerificationError) as red:
+        verify.require_green(layout, whole)
+    with pytest.raises(PublishError) as refused:
+        refuse_unless_publishable(load_report(path), DIGEST)
+    text = path.with_suffix(".txt").read_text()
+    said = [
+        str(red.value),
+        str(refused.value),
+        *text.split("\n"),
+        *capfd.readouterr().err.split("\n"),
+    ]
+    assert not [line for line in said if not line.isprintable()]
+    assert not [line for line in said if line.startswith("green suite [bold]")]
+    assert SHOWN in text and SHOWN in str(red.value)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
