@@ -31,7 +31,7 @@ from headrace.pipeline.flashinfer import STOCK_MODULES
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.patchfile import PatchFile
-from headrace.pipeline.pins import Pin, Pins, load_pins
+from headrace.pipeline.pins import CORRECT, Pin, Pins, load_pins
 from headrace.pipeline.problem import Problem, rewrite_with
 from headrace.pipeline.records import RECORD
 from headrace.pipeline.required_pins import REQUIRED, Required, absent, patched_tables
@@ -105,7 +105,7 @@ def _pins_problem(layout: Layout, said: str) -> Problem:
     where = layout.pins.relative_to(layout.root).as_posix()
     said = said.removeprefix(f"{layout.pins}:").strip()
     at = re.match(r"(\d+): ", said) or re.search(r"at line (\d+)", said)
-    said = re.sub(r"^\d+: ", "", said)
+    said = re.sub(r"^\d+: ", "", said).removesuffix(CORRECT)
     run = f"`python build.py check` again once {where} is corrected"
     return Problem(where, int(at[1]) if at else 1, "pins that load", said, run)
 

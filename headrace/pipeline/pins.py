@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -21,6 +22,7 @@ from headrace.pipeline.textfile import read_utf8
 Kind = Literal["pypi sdist", "pypi wheel", "pytorch cpu", "flashinfer index", "debian suite"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 FLAVORS = ("cpu", "sm103")
+CORRECT = "; correct it, then run 'python build.py check'"
 
 
 class Pin(BaseModel):
@@ -51,6 +53,14 @@ class Pin(BaseModel):
     patched: bool = False
     compile_for: str = ""
     device_code: tuple[str, ...] = ()
+
+    @field_validator("device_code")
+    @classmethod
+    def _some_code(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        # With none, no library of the component would be looked at.
+        if not names:
+            raise ValueError("expected at least one architecture such as sm_103a")
+        return names
 
     @model_validator(mode="after")
     def _one_source(self) -> Pin:
@@ -150,15 +160,17 @@ def load_pins(path: Path) -> Pins:
         tables = tomllib.loads(text)
     except FileNotFoundError as missing:
         raise ConfigurationError(
-            f"{path}: expected the pins of this checkout, found no file"
+            f"{path}: expected the pins of this checkout, found no file; restore it with git"
         ) from missing
     except tomllib.TOMLDecodeError as broken:
-        raise ConfigurationError(f"{path}: expected TOML, found {broken}") from broken
+        raise ConfigurationError(f"{path}: expected TOML, found {broken}{CORRECT}") from broken
     projects: dict[str, Pin] = {}
     for key, table in tables.items():
         line = _line_of(text, key)
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{path}:{line}: expected a table [{key}], found {table!r}")
+            raise ConfigurationError(
+                f"{path}:{line}: expected a table [{key}], found {table!r}{CORRECT}"
+            )
         try:
             projects[key] = Pin.model_validate({"id": key, "name": key, **table})
         except ValidationError as invalid:
@@ -167,10 +179,10 @@ def load_pins(path: Path) -> Pins:
             reason = first["msg"].removeprefix("Value error, ")
             found = "" if isinstance(first["input"], dict) else f", found {first['input']!r}"
             raise ConfigurationError(
-                f"{path}:{line}: [{key}] {field}: {reason}{found}"
+                f"{path}:{line}: [{key}] {field}: {reason}{found}{CORRECT}"
             ) from invalid
     if not projects:
-        raise ConfigurationError(f"{path}: expected at least one pin, found none")
+        raise ConfigurationError(f"{path}: expected at least one pin, found none{CORRECT}")
     return Pins(path=path, projects=projects)
 
 

@@ -76,12 +76,19 @@ def test_flavors_and_patched_projects(tmp_path: Path) -> None:
         ('file = "demo-1.0.tar.gz"', 'file = "../x"', r"\[demo\] file: .*found '../x'"),
         ("patched = true", 'url = "http://x"', r"\[demo\] url: Extra inputs"),
         ("[demo]", "demo", r"expected TOML"),
+        (
+            "patched = true",
+            "device-code = []",
+            r"pins.toml:2: \[demo\] device-code: expected at least one architecture such as "
+            r"sm_103a, found \[\]; correct it",
+        ),
     ],
 )
 def test_a_broken_pin_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     assert old in GOOD
-    with pytest.raises(ConfigurationError, match=complaint):
+    with pytest.raises(ConfigurationError, match=complaint) as refused:
         load_pins(written(tmp_path, GOOD.replace(old, new)))
+    assert str(refused.value).endswith("; correct it, then run 'python build.py check'")
 
 
 def test_a_pin_without_hash_is_not_locked(tmp_path: Path) -> None:
