@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +19,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from headrace import children
 from headrace.errors import HeadraceError, MachineError
 
 console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 TAIL_LINES = 15
+# What programs say, in lower case, where it is the disk that keeps them from their work.
+_DISK = {
+    "no space left on device": "free some and run the command again",
+    "read-only file system": "make it writable and run the command again",
+}
 
 
 def plain(text: str) -> str:
@@ -78,28 +85,26 @@ def call(
     names the file and quotes its last lines. `env` is added to the current environment.
 
     Raises:
-        MachineError: the program does not exist, or the disk is full.
+        MachineError: the program does not exist, or the disk is full or read-only.
         error: it ended with another status than 0, or ran past `timeout` seconds.
     """
     words = [str(word) for word in command]
     say(f"+ {shlex.join(words)}" + (f"  (log: {log})" if log else ""))
     full_env = {**os.environ, **(env or {})}
+    before = 0
     try:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("a", encoding="utf-8") as stream:
                 stream.write(f"+ {shlex.join(words)}\n")
                 stream.flush()
-                done = subprocess.run(
-                    words, cwd=cwd, env=full_env, input=stdin, text=True, timeout=timeout,
-                    stdout=stream, stderr=subprocess.STDOUT, check=False,
-                )  # fmt: skip
+                before = stream.tell()
+                done = children.run(
+                    words, cwd=cwd, env=full_env, stdin=stdin, timeout=timeout, log=stream
+                )
             output, problem = "", ""
         else:
-            done = subprocess.run(
-                words, cwd=cwd, env=full_env, input=stdin, text=True, timeout=timeout,
-                capture_output=True, check=False,
-            )  # fmt: skip
+            done = children.run(words, cwd=cwd, env=full_env, stdin=stdin, timeout=timeout)
             output, problem = done.stdout, done.stderr
     except FileNotFoundError as missing:
         if cwd is not None and not cwd.is_dir():
@@ -114,10 +119,14 @@ def call(
             f"'{words[0]}' did not end within {timeout:.0f} s: {shlex.join(words)}"
         ) from late
     if done.returncode != 0:
-        tail = (log.read_text(errors="replace") if log else problem or output).splitlines()
-        for line in tail[-TAIL_LINES:]:
+        written = log.read_bytes()[before:].decode(errors="replace") if log else ""
+        said = (written or problem or output).splitlines()
+        for line in said[-TAIL_LINES:]:
             say(f"  | {line}")
         where = f"; full log: {log}" if log else ""
+        for reason, remedy in _DISK.items():
+            if lines := [line.strip() for line in said if reason in line.lower()]:
+                raise MachineError(f"'{words[0]}': {lines[-1][-300:]}; {remedy}{where}")
         raise error(
             f"'{words[0]}' ended with status {done.returncode}: {shlex.join(words)}{where}"
             + (f"; {advice}" if advice else "")
@@ -127,8 +136,14 @@ def call(
 
 def disk_error(failure: OSError, where: Path) -> MachineError:
     """Turn an operating system error on `where` into one line that says what to do."""
-    if failure.errno == errno.ENOSPC:
+    # Of a copy the second name is the one that is written.
+    place, reason = failure.filename2 or failure.filename or where, failure.strerror or str(failure)
+    if isinstance(failure, shutil.Error) and isinstance(failure.args[0], list):
+        # A copied folder has a line for each file, and no number.
+        _, place, reason = failure.args[0][0]
+    if failure.errno == errno.ENOSPC or os.strerror(errno.ENOSPC) in reason:
         return MachineError(
-            f"{where}: no space left on the disk; free some and run the command again"
+            f"{failure.filename2 or where}: no space left on the disk; "
+            "free some and run the command again"
         )
-    return MachineError(f"{failure.filename or where}: {failure.strerror}")
+    return MachineError(f"{place}: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import sys
 from pathlib import Path
 
@@ -51,10 +52,45 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
         call([sys.executable, "-c", "import time; time.sleep(60)"], error=WheelError, timeout=1)
 
 
+def test_what_a_child_started_ends_with_it(tmp_path: Path) -> None:
+    """Also where it does not heed SIGTERM, and runs in a session of its own as ninja's do."""
+    script = (
+        "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > pid.new; mv pid.new pid; "
+        "while :; do sleep 1; done' & wait"
+    )
+    with pytest.raises(WheelError, match="did not end within 2 s"):
+        call(["sh", "-c", script], error=WheelError, cwd=tmp_path, timeout=2)
+    pid = int((tmp_path / "pid").read_text())
+    status = Path(f"/proc/{pid}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_a_full_disk_is_one_line() -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     assert "no space left" in str(disk_error(full, Path("/x/y")))
     assert "\n" not in str(disk_error(full, Path("/x/y")))
+
+
+def test_of_a_copy_the_place_that_is_written_is_named(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/from", None, "/to")
+    assert str(disk_error(full, Path("/x"))).startswith("/to: no space left on the disk")
+    folder = shutil.Error([("/from/a", "/to/a", str(full)), ("/from/b", "/to/b", str(full))])
+    assert str(disk_error(folder, Path("/to"))).startswith("/to: no space left on the disk")
+    locked = shutil.Error([("/from/a", "/to/a", "[Errno 30] Read-only file system: '/to/a'")])
+    assert str(disk_error(locked, Path("/to"))).startswith("/to/a: [Errno 30] Read-only")
+    assert str(disk_error(shutil.Error("it is there already"), Path("/to"))).endswith("already")
+
+
+@pytest.mark.parametrize("words", ["No space left on device", "Read-only file system"])
+def test_a_program_that_the_disk_stops_is_no_fault_of_its_stage(words: str, tmp_path: Path) -> None:
+    script = f"echo 'x.o: {words}' >&2; echo more; exit 1"
+    log = tmp_path / "x.log"
+    for where in (log, None):
+        with pytest.raises(MachineError, match=rf"^'sh': x\.o: {words}; .*run the command again"):
+            call(["sh", "-c", script], error=WheelError, log=where)
+    # What an earlier run wrote into the same log says nothing of this one.
+    with pytest.raises(WheelError, match="status 1"):
+        call(["sh", "-c", "echo why; exit 1"], error=WheelError, log=log)
 
 
 def test_each_error_class_has_an_exit_code_of_its_own() -> None:

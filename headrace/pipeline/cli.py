@@ -6,13 +6,17 @@ Exit codes are those of headrace/errors.py: a HeadraceError ends as one line and
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from typing import NoReturn
 
 import typer
 
 from headrace.console import say
 from headrace.errors import HeadraceError
 from headrace.pipeline import commands_line, commands_series
+
+INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,11 +34,19 @@ def main() -> None:
     """Run one command."""
     # Modes of generated files go into wheels, and must not depend on the caller's umask.
     os.umask(0o022)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app()
     except HeadraceError as stop:
         say(f"{type(stop).__name__}: {stop}")
         sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        say("interrupted; the same command goes on where it stopped")
-        sys.exit(130)
+    except SystemExit as stop:
+        # Typer makes this of KeyboardInterrupt.
+        if stop.code in INTERRUPTED:
+            say("interrupted; the same command goes on where it stopped")
+        raise
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    # As an exception it ends child processes, which a plain death would leave behind.
+    sys.exit(128 + number)

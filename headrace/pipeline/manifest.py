@@ -8,6 +8,7 @@ when one of those moved, so that a build with nothing to do ends within seconds.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -18,12 +19,15 @@ from typing import Any
 
 import filelock
 
+from headrace.children import kept_open
 from headrace.console import disk_error, say
 from headrace.errors import MachineError
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.record_file import read_record
 
 BLOCK = 1 << 20
+# For another build of the same checkout.
+PATIENCE_S = 3600.0
 
 
 def hash_text(text: str) -> str:
@@ -84,7 +88,22 @@ class Manifest:
 
         Returns:
             True if `action` ran.
+
+        Raises:
+            MachineError: the disk is full or read-only; `action` raises its own beside that.
         """
+        try:
+            return self._run(stage, inputs, outputs, action)
+        except OSError as failure:
+            raise disk_error(failure, outputs[0]) from failure
+
+    def _run(
+        self,
+        stage: str,
+        inputs: Mapping[str, str],
+        outputs: Sequence[Path],
+        action: Callable[[], None],
+    ) -> bool:
         if self.is_current(stage, inputs, outputs):
             say(f"{stage}: up to date")
             return False
@@ -160,26 +179,65 @@ def _stamp(path: Path) -> str:
 def build_lock(layout: Layout) -> Iterator[None]:
     """Hold this checkout's build for one process; a second one waits, and says so.
 
+    It also waits for what a killed build left running, which writes where the next one does.
+
     Raises:
         MachineError: the other build did not end within an hour, or there can be no folder.
     """
-    try:
-        layout.build.mkdir(parents=True, exist_ok=True)
-    except OSError as failure:
-        raise disk_error(failure, layout.build) from failure
     lock = filelock.FileLock(layout.build / ".lock")
     try:
+        layout.build.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             say(f"{lock.lock_file}: another build of this checkout is running; waiting for it")
-            lock.acquire(timeout=3600)
+            lock.acquire(timeout=PATIENCE_S)
     except filelock.Timeout as late:
         raise MachineError(
             f"{lock.lock_file}: another build has held this checkout for an hour; "
             "end it (the lock goes with its process) and run the command again"
         ) from late
+    except OSError as failure:
+        raise disk_error(failure, layout.build) from failure
     try:
-        yield
+        with _children_lock(layout):
+            yield
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def _children_lock(layout: Layout) -> Iterator[None]:
+    """Hold a lock that goes on as long as a child process, even where this one is killed."""
+    path = layout.build / ".children-lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as failure:
+        raise disk_error(failure, path) from failure
+    try:
+        _wait_for_children(fd, path)
+        with kept_open(fd):
+            yield
+    finally:
+        # Not by closing it alone: a program may have left another one running on purpose.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+
+def _wait_for_children(fd: int, path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    told = False
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not told:
+                say(f"{path}: what a killed build started is still running; waiting for its end")
+            told = True
+            time.sleep(0.2)
+        else:
+            return
+    raise MachineError(
+        f"{path}: expected the end of what a killed build started, found it running after an hour; "
+        f"end it (`fuser {path}` names it) and run the command again"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -133,3 +134,16 @@ def test_two_builds_of_one_checkout_take_turns(layout: Layout) -> None:
         assert waited > 0.5
     finally:
         other.wait(30)
+
+
+def test_a_disk_that_refuses_is_one_line_and_the_stage_runs_again(layout: Layout) -> None:
+    output = layout.build / "out.txt"
+
+    def fail() -> None:
+        output.write_text("half")
+        raise OSError(errno.EROFS, "Read-only file system", str(output))
+
+    for _ in range(2):
+        with pytest.raises(MachineError, match=r"out\.txt: Read-only file system$"):
+            Manifest(layout).run("demo", {"a": "1"}, [output], fail)
+    assert stage(layout, {"a": "1"})
