@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from headrace.console import call
+from headrace.console import call, disk_error
 from headrace.errors import MachineError, WheelError
 from headrace.pipeline.cuda import Toolkit
 from headrace.pipeline.pins import Pin
@@ -46,12 +46,18 @@ def require_device_code(toolkit: Toolkit, pin: Pin, wheel: Path) -> dict[str, fr
 
     Raises:
         WheelError: none does, or one holds nothing of what `device-code` of its pin names.
+        MachineError: the temporary folder has no room for them.
     """
     found: dict[str, frozenset[str]] = {}
-    with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as zipped:
-        for name in sorted(zipped.namelist()):
-            if name.endswith(".so") and (code := _code_of(toolkit, zipped, name, Path(scratch))):
-                found[name] = code
+    try:
+        with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as zipped:
+            for name in sorted(zipped.namelist()):
+                if name.endswith(".so") and (
+                    code := _code_of(toolkit, zipped, name, Path(scratch))
+                ):
+                    found[name] = code
+    except OSError as failure:
+        raise disk_error(failure, Path(tempfile.gettempdir())) from failure
     wanted = " or ".join(pin.device_code)
     if not found:
         raise WheelError(f"{wheel}: expected device code for {wanted}, found none in any library")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.console import say
+from headrace.console import disk_error, say
 from headrace.errors import ConfigurationError, HeadraceError
 from headrace.pipeline import sources
 from headrace.pipeline.layout import Layout
@@ -18,6 +18,7 @@ def lock_pins(layout: Layout) -> list[str]:
 
     Raises:
         ConfigurationError: pins.toml does not load, or is not written as `lock` expects it.
+        MachineError: it cannot be written.
     """
     done = []
     for pin in load_pins(layout.pins).projects.values():
@@ -29,7 +30,10 @@ def lock_pins(layout: Layout) -> list[str]:
             say(f"[{pin.id}] stays without a sha256: {missing}")
             continue
         text = layout.pins.read_text(encoding="utf-8")
-        write_atomically(layout.pins, with_hash(text, pin, sha256, size))
+        try:
+            write_atomically(layout.pins, with_hash(text, pin, sha256, size))
+        except OSError as failure:
+            raise disk_error(failure, layout.pins) from failure
         say(f"[{pin.id}] {pin.file}: sha256 {sha256}, {size} bytes")
         done.append(pin.id)
     return done

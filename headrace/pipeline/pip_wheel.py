@@ -25,8 +25,9 @@ def build_copy(
     python: Path | None = None,
 ) -> None:
     """Copy `tree` to `work` and build `wheel` there; see `build`."""
-    shutil.rmtree(work, ignore_errors=True)
     try:
+        if work.exists():
+            shutil.rmtree(work)
         # The build writes into its source folder, which must stay what its hashes say.
         shutil.copytree(tree, work, symlinks=True)
     except OSError as failure:

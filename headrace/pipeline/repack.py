@@ -7,6 +7,7 @@ compares vLLM's. The bytes depend on the files alone.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import zipfile
@@ -40,9 +41,9 @@ def repack(tree: Path, wheel: Path, added: Mapping[str, bytes] | None = None) ->
             raise WheelError(f"{tree}: expected no {name} yet, found one")
         files[name] = data
     files.pop(record, None)
-    wheel.parent.mkdir(parents=True, exist_ok=True)
     partial = wheel.with_name(f".{wheel.name}.{os.getpid()}.partial")
     try:
+        wheel.parent.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as zipped:
             lines = [_write(zipped, name, files[name]) for name in sorted(files)]
             _write(zipped, record, "".join([*lines, f"{record},,\n"]).encode())
@@ -50,7 +51,9 @@ def repack(tree: Path, wheel: Path, added: Mapping[str, bytes] | None = None) ->
     except OSError as failure:
         raise disk_error(failure, wheel) from failure
     finally:
-        partial.unlink(missing_ok=True)
+        # A read-only folder refuses even to look for it.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _write(zipped: zipfile.ZipFile, name: str, source: Path | bytes) -> str:

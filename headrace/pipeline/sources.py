@@ -6,6 +6,7 @@ them; the others are used as the files they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -121,7 +122,10 @@ def _fetch_archive(layout: Layout, pin: Pin) -> Path:
         if found == pin.sha256:
             _require_size(layout, pin, path)
             return path
-        path.unlink()
+        try:
+            path.unlink()
+        except OSError as failure:
+            raise disk_error(failure, path) from failure
         say(f"{path}: expected sha256 {pin.sha256}, found {found}; deleted, fetching it again")
     link = find_link(layout, pin)
     with download_bar() as bar:
@@ -177,11 +181,11 @@ def download_unlocked(layout: Layout, pin: Pin) -> tuple[str, int]:
 
 
 def _download(link: Link, path: Path, bar: Progress, expected: Pin | None = None) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     digest = hashlib.sha256()
     task = bar.add_task(path.name, total=expected.size if expected else None)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as sink:
             for block in _blocks(link):
                 sink.write(block)
@@ -199,7 +203,9 @@ def _download(link: Link, path: Path, bar: Progress, expected: Pin | None = None
     except OSError as failure:
         raise disk_error(failure, path) from failure
     finally:
-        partial.unlink(missing_ok=True)
+        # A read-only folder refuses even to look for it.
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return found
 
 

@@ -13,8 +13,8 @@ import platform
 import shutil
 from pathlib import Path
 
-from headrace.console import call, say
-from headrace.errors import ConfigurationError, HeadraceError, MachineError, SourceError
+from headrace.console import call, disk_error, say
+from headrace.errors import ConfigurationError, MachineError, SourceError
 from headrace.pipeline import aot, cuda, pip_wheel, sources, wheels
 from headrace.pipeline.architectures import Fault, nvcc_fault, request_fault
 from headrace.pipeline.cuda import Toolkit, cuda_toolkit
@@ -73,11 +73,14 @@ def place_cubins(layout: Layout, pins: Pins, mode: Mode) -> list[Path]:
     The first start of mode "jit" downloads what it needs of it.
     """
     wheel = layout.wheels(FLAVOR) / pins.get(aot.HEADERS).file
-    wheel.unlink(missing_ok=True)
-    if mode == "jit":
-        return []
-    wheel.parent.mkdir(parents=True, exist_ok=True)
-    link_or_copy(sources.fetch_pin(layout, pins.get(aot.HEADERS)), wheel)
+    try:
+        wheel.unlink(missing_ok=True)
+        if mode == "jit":
+            return []
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(sources.fetch_pin(layout, pins.get(aot.HEADERS)), wheel)
+    except OSError as failure:
+        raise disk_error(failure, wheel) from failure
     return [wheel]
 
 
@@ -142,7 +145,7 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
         pip_wheel.build_copy(layout, tree, work, wheel, env, toolkit.python)
         try:
             found = require_device_code(toolkit, pin, wheel)
-        except HeadraceError:
+        except BaseException:
             wheel.unlink()
             raise
         for name, code in found.items():

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import ConfigurationError, PublishError, SourceError, WheelError
-from headrace.pipeline import flashinfer, sources, wheels, wheels_sm103
+from headrace.errors import (
+    ConfigurationError,
+    MachineError,
+    PublishError,
+    SourceError,
+    WheelError,
+)
+from headrace.pipeline import flashinfer, pip_wheel, sources, wheels, wheels_sm103
 from headrace.pipeline.cuda import Toolkit, cuda_toolkit
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import Pin, Pins, load_pins
@@ -232,3 +238,48 @@ def test_a_precompiled_module_in_the_tree_is_refused(
     stray.write_bytes(b"\x7fELF")
     with pytest.raises(WheelError, match=f"expected sources alone, found flashinfer/{name}"):
         packed()
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MachineError("/tmp: no space left")])
+def test_a_wheel_whose_code_nobody_looked_at_does_not_stay(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    pin = load_pins(layout.pins).get("lmcache")
+    tree = layout.patched / pin.folder
+    tree.mkdir(parents=True)
+    (layout.build / "cuda").mkdir()
+    (layout.build / "cuda" / "headrace-lock").touch()
+
+    def patched(layout: Layout, pin: Pin) -> Path:
+        return tree
+
+    def version(layout: Layout, pin: Pin) -> str:
+        return "1"
+
+    def build(layout: Layout, tree: Path, work: Path, wheel: Path, *_: object) -> None:
+        wheel.parent.mkdir(parents=True)
+        wheel.touch()
+
+    def end(toolkit: Toolkit, pin: Pin, wheel: Path) -> None:
+        assert wheel.exists()
+        raise stop
+
+    def environment(*_: object) -> dict[str, str]:
+        return {}
+
+    monkeypatch.setattr(wheels, "patch_project", patched)
+    monkeypatch.setattr(wheels, "patched_version", version)
+    monkeypatch.setattr(wheels_sm103, "_environment", environment)
+    monkeypatch.setattr(pip_wheel, "build_copy", build)
+    monkeypatch.setattr(wheels_sm103, "require_device_code", end)
+    with pytest.raises((KeyboardInterrupt, MachineError)):
+        wheels_sm103._lmcache(layout, pin, Toolkit(tree, tree), True)
+    assert list(layout.wheels("sm103").iterdir()) == []
+
+
+def test_what_cannot_be_placed_is_one_line(layout: Layout) -> None:
+    wheels_of_it = layout.wheels("sm103")
+    wheels_of_it.parent.mkdir(parents=True)
+    wheels_of_it.touch()
+    with pytest.raises(MachineError, match=r"flashinfer_cubin.*: Not a directory$"):
+        wheels_sm103.place_cubins(layout, load_pins(layout.pins), "jit")
