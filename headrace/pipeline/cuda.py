@@ -18,6 +18,7 @@ from headrace.pipeline import sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.pins import load_pins
+from headrace.pipeline.scratch import scratch
 
 LOCK = "sm103-build.txt"
 
@@ -86,17 +87,19 @@ def cuda_toolkit(layout: Layout) -> Toolkit:
     inputs = {pin.file: pin.sha256, LOCK: hash_file(lock), "stage": hash_file(Path(__file__))}
 
     def make() -> None:
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-            _install(layout, folder, torch, lock)
-            _complete(_home(folder))
-            write_atomically(done, f"{inputs[LOCK]}\n")
-        except OSError as failure:
-            raise disk_error(failure, folder) from failure
+        # First, since a kill may leave the programs and take what they need.
+        done.unlink(missing_ok=True)
+        _clear(folder)
+        _install(layout, folder, torch, lock)
+        _complete(_home(folder))
+        write_atomically(done, f"{inputs[LOCK]}\n")
 
     toolkit = Toolkit(folder / "bin" / "python", _home(folder))
-    if not toolkit.whole:
-        done.unlink(missing_ok=True)
+    try:
+        if not toolkit.whole:
+            done.unlink(missing_ok=True)
+    except OSError as failure:
+        raise disk_error(failure, folder) from failure
     Manifest(layout).run("cuda toolkit", inputs, [done], make)
     return toolkit
 
@@ -117,6 +120,15 @@ def existing_toolkit(layout: Layout) -> Toolkit:
     return made
 
 
+def _clear(folder: Path) -> None:
+    """Remove what is in `folder`, which may be a link or another disk: it takes gigabytes."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def _home(folder: Path) -> Path:
     return folder / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
 
@@ -128,16 +140,16 @@ def _install(layout: Layout, folder: Path, torch: Path, lock: Path) -> None:
         sys.executable, "-m", "pip", "--python", folder / "bin" / "python",
         "--disable-pip-version-check", "install", "--no-deps", "--no-compile",
     ]  # fmt: skip
-    with working(f"installing torch and the CUDA toolkit of locks/{LOCK}"):
+    with scratch(layout) as env, working(f"installing torch and the CUDA toolkit of locks/{LOCK}"):
         call(
             [sys.executable, "-m", "venv", "--without-pip", folder],
             error=MachineError, log=log,
         )  # fmt: skip
         # By its file: a CPU build of the same version in one of pip's folders would win.
-        call([*pip, "--no-index", torch], error=SourceError, log=log)
+        call([*pip, "--no-index", torch], error=SourceError, env=env, log=log)
         call(
             [*pip, "--only-binary", ":all:", "--require-hashes", "--requirement", lock],
-            error=SourceError, log=log,
+            error=SourceError, env=env, log=log,
             advice="run the command again; or lock anew: `python build.py lock python`",
         )  # fmt: skip
 

@@ -20,6 +20,7 @@ from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.pins import load_pins, require_flavor
 from headrace.pipeline.requirements import link_or_copy, read_requirements
+from headrace.pipeline.scratch import scratch
 from headrace.pipeline.textfile import read_utf8
 
 PYTHON = "3.11"
@@ -165,6 +166,7 @@ def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
     rest = layout.build / "lock" / f"{flavor}-unpinned.txt"
 
     def bring() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         pinned = _link_pins(layout, flavor, folder)
         wanted = [line for line in read_requirements(lock) if not line.hashes & pinned]
         if wanted:
@@ -172,14 +174,13 @@ def fetch_wheelhouse(layout: Layout, flavor: str) -> Path:
             _download(layout, flavor, rest, folder)
         _drop_strangers(folder, lock)
 
-    folder.mkdir(parents=True, exist_ok=True)
     Manifest(layout).run(f"wheelhouse {flavor}", {lock.name: hash_file(lock)}, [folder], bring)
     return folder
 
 
 def _download(layout: Layout, flavor: str, wanted: Path, folder: Path) -> None:
     # What an earlier, killed run brought is used again: pip checks every file by hash.
-    with working(f"downloading the wheels of locks/{flavor}.txt"):
+    with scratch(layout) as env, working(f"downloading the wheels of locks/{flavor}.txt"):
         call(
             [
                 sys.executable, "-m", "pip", "download", "--disable-pip-version-check",
@@ -188,6 +189,7 @@ def _download(layout: Layout, flavor: str, wanted: Path, folder: Path) -> None:
                 "--dest", folder, "--requirement", wanted,
             ],
             error=SourceError,
+            env=env,
             log=layout.logs / f"wheelhouse-{flavor}.log",
             advice="run the command again; or lock anew: `python build.py lock python`",
         )  # fmt: skip
