@@ -146,4 +146,5 @@ def disk_error(failure: OSError, where: Path) -> MachineError:
             f"{failure.filename2 or where}: no space left on the disk; "
             "free some and run the command again"
         )
-    return MachineError(f"{place}: {reason}")
+    remedies = [f"; {remedy}" for words, remedy in _DISK.items() if words in reason.lower()]
+    return MachineError(f"{place}: {reason}{''.join(remedies)}")

@@ -78,6 +78,9 @@ def test_of_a_copy_the_place_that_is_written_is_named(tmp_path: Path) -> None:
     assert str(disk_error(folder, Path("/to"))).startswith("/to: no space left on the disk")
     locked = shutil.Error([("/from/a", "/to/a", "[Errno 30] Read-only file system: '/to/a'")])
     assert str(disk_error(locked, Path("/to"))).startswith("/to/a: [Errno 30] Read-only")
+    assert str(disk_error(locked, Path("/to"))).endswith(
+        "make it writable and run the command again"
+    )
     assert str(disk_error(shutil.Error("it is there already"), Path("/to"))).endswith("already")
 
 
