@@ -18,8 +18,8 @@ from headrace.pipeline.pins import Pin
 
 DEVICE = 103
 
-_CODE = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
-_WORD = re.compile(r"(\d{1,2})\.(\d)([af]?)(\+PTX)?")
+_CODE = re.compile(r"(sm|compute)_([0-9]{2,3})([af]?)")
+_WORD = re.compile(r"([0-9]{1,2})\.([0-9])([af]?)(\+PTX)?")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,9 @@ BUILDS: dict[str, Callable[[str], str]] = {
     "flashinfer": _flashinfer,
     "vllm": _vllm,
 }
+# Between words, as each build splits them: it takes a second one, or one at an end, for a word.
+BETWEEN = {"flashinfer": " "}
+TORCH_BETWEEN = "[ ;]"
 
 
 def request_fault(pin: Pin, device: int = DEVICE) -> Fault | None:
@@ -104,16 +107,16 @@ def request_fault(pin: Pin, device: int = DEVICE) -> Fault | None:
     build = BUILDS.get(pin.id)
     if build is None:
         return Fault(f"a component that is compiled, one of {', '.join(BUILDS)}", f"'{pin.id}'")
-    words = pin.compile_for.replace(";", " ").split()
-    if not words:
+    if not pin.compile_for.strip():
         return Fault("an architecture such as 10.3a", "none")
     if not pin.device_code:
         return Fault("device-code beside it, which names what must come of it", "none")
     codes: list[Code] = []
-    for word in words:
+    for word in _words(pin):
         turned = build(word) if _WORD.fullmatch(word) else ""
         if not turned:
-            return Fault(f"an architecture that the build of {pin.id} knows", f"'{word}'")
+            found = f"'{word}'" if word == pin.compile_for else f"'{word}' in '{pin.compile_for}'"
+            return Fault(f"an architecture that the build of {pin.id} knows", found)
         if turned != word:
             wanted = f"an architecture that the build of {pin.id} takes as it is"
             return Fault(wanted, f"'{word}', of which it makes {turned} without a word")
@@ -149,12 +152,16 @@ def nvcc_fault(pin: Pin, release: tuple[int, int], known: Iterable[str]) -> Faul
         known: what `nvcc --list-gpu-arch` prints; suffixes are not listed there.
     """
     listed = set(known)
-    for word in pin.compile_for.replace(";", " ").split():
+    for word in _words(pin):
         for code in codes_of(word):
             if f"compute_{code.number}" not in listed or (code.suffix == "f" and release < (12, 9)):
                 wanted = f"an nvcc that knows compute_{code.number}{code.suffix}"
                 return Fault(wanted, f"release {release[0]}.{release[1]}, which does not")
     return None
+
+
+def _words(pin: Pin) -> list[str]:
+    return re.split(BETWEEN.get(pin.id, TORCH_BETWEEN), pin.compile_for)
 
 
 def _why_not(code: Code, device: int) -> str:

@@ -83,6 +83,16 @@ def test_the_committed_requests_stand() -> None:
         ("lmcache", "sm_103a", "knows, found 'sm_103a'"),
         ("flashinfer", "10.3a+PTX", "knows, found '10.3a+PTX'"),
         ("lmcache", "", "such as 10.3a, found none"),
+        ("lmcache", " ", "such as 10.3a, found none"),
+        # Where there is a separator too many, or one of another build, the build finds such a word.
+        ("lmcache", "10.3a;", "knows, found '' in '10.3a;'"),
+        ("lmcache", " 10.3a", "knows, found '' in ' 10.3a'"),
+        ("lmcache", "10.0; 10.3a", "knows, found '' in '10.0; 10.3a'"),
+        ("lmcache", "10.3a\t10.0", "knows, found '10.3a\t10.0'"),
+        ("lmcache", "10.3a\u00a0", "knows, found '10.3a\u00a0'"),
+        ("lmcache", "\u0661\u0660.3a", "knows, found '\u0661\u0660.3a'"),
+        ("flashinfer", "10.3a;10.3f", "knows, found '10.3a;10.3f'"),
+        ("flashinfer", "10.3a ", "knows, found '' in '10.3a '"),
         ("torch", "10.3a", "one of lmcache, flashinfer, vllm, found 'torch'"),
         # It would run, and is not what the image's check looks for.
         ("flashinfer", "10.0f", "a request for sm_103a, which device-code promises"),
@@ -99,6 +109,8 @@ def test_a_request_that_cannot_stand_is_named(project: str, request_: str, compl
         ("lmcache", "10.3"),
         ("lmcache", "10.0"),
         ("lmcache", "10.0 10.3a"),
+        ("lmcache", "10.0;10.3a"),
+        ("flashinfer", "10.3a 10.3f"),
         ("lmcache", "10.0+PTX"),
     ],
 )
