@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.console import call, disk_error, working
 from headrace.errors import WheelError
-from headrace.pipeline import sources
+from headrace.pipeline import callers_settings, sources
 from headrace.pipeline.archive import unpack
 from headrace.pipeline.cuda import Toolkit
 from headrace.pipeline.device_code import found_code
@@ -96,8 +96,6 @@ def generate(
     programs = [toolkit.python.parent, toolkit.home / "bin", os.environ.get("PATH", "")]
     seem = {path[0]: SOURCES, work: f"{SOURCES}/build", toolkit.python.parents[1]: "/usr"}
     maps = [f"-ffile-prefix-map={folder.resolve()}={name}" for folder, name in seem.items()]
-    # What the caller has set for a FlashInfer of their own would bring other headers or flags.
-    unset = [f"--unset={name}" for name in sorted(os.environ) if name.startswith("FLASHINFER_")]
     settings = {
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "PATH": os.pathsep.join(map(str, programs)),
@@ -118,7 +116,8 @@ def generate(
     with working(f"compiling {MODULE}"):
         call(
             [
-                "env", *unset, *(f"{name}={value}" for name, value in settings.items()),
+                "env", *callers_settings.unset(settings),
+                *(f"{name}={value}" for name, value in settings.items()),
                 toolkit.python, "-B", "-c", GENERATE,
             ],
             error=WheelError,

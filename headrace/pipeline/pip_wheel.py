@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headrace.console import call, disk_error, working
 from headrace.errors import WheelError
+from headrace.pipeline import callers_settings
 from headrace.pipeline.layout import Layout
 
 # The earliest time a zip archive can hold, so the wheel's bytes never depend on a clock.
@@ -42,7 +43,7 @@ def build(
     """Build `wheel` from the sources in `work`; older wheels of its name are removed.
 
     Args:
-        env: added to this process's environment.
+        env: added to this process's environment, of which what is for compilers is taken away.
         python: builds with this interpreter and what is installed there; default: our own.
 
     Raises:
@@ -53,15 +54,17 @@ def build(
     log = layout.logs / f"{wheel.parent.name}-{wheel.name.split('-')[0]}.log"
     log.unlink(missing_ok=True)
     other: list[str | Path] = ["--python", python] if python else []
+    env = {"SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0", **env}
+    without = callers_settings.unset(env)
     with working(f"building {wheel.name}"):
         call(
             [
-                sys.executable, "-m", "pip", *other,
+                *(["env", *without] if without else []), sys.executable, "-m", "pip", *other,
                 "--disable-pip-version-check", "wheel", "--verbose", "--no-deps", "--no-index",
                 "--no-build-isolation", "--wheel-dir", output, work,
             ],
             error=WheelError,
-            env={"SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0", **env},
+            env=env,
             log=log,
             timeout=TIMEOUT_S,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from unittest import mock
 
 from headrace.bench.kernel_source import DATA
 from headrace.errors import HeadraceError
-from headrace.pipeline import aot
+from headrace.pipeline import aot, callers_settings
 from headrace.pipeline.cuda import Toolkit, cuda_toolkit
 from headrace.pipeline.device_code import found_code
 from headrace.pipeline.layout import Layout
@@ -45,10 +45,10 @@ EXPECT = "from flashinfer.artifacts import CheckSumHash; CheckSumHash.TRTLLM_GEN
 def link(layout: Layout, toolkit: Toolkit, tree: Path, work: Path) -> Path:
     """Compile and link the module of `tree` below `work`; what did not change is kept."""
     pin = load_pins(layout.pins).get("flashinfer")
+    ours = {"PYTHONPATH": str(tree), "FLASHINFER_WORKSPACE_BASE": str(work)}
     asked = subprocess.run(
-        [toolkit.python, "-B", "-c", PLACE], capture_output=True, text=True, check=True,
-        timeout=900,
-        env={**os.environ, "PYTHONPATH": str(tree), "FLASHINFER_WORKSPACE_BASE": str(work)},
+        ["env", *callers_settings.unset(ours), toolkit.python, "-B", "-c", PLACE],
+        capture_output=True, text=True, check=True, timeout=900, env={**os.environ, **ours},
     )  # fmt: skip
     place = asked.stdout.split()[-1]
     package = work / "stand-in"

@@ -28,7 +28,7 @@ set -- $FLASHINFER_EXTRA_LDFLAGS
 test -f "${1#-L}/libcuda.so"
 shift
 test "$*" = "-Wl,--strip-all,--no-as-needed -lcuda -Wl,--as-needed"
-test -z "$FLASHINFER_CUBIN_DIR"
+test -z "$FLASHINFER_CUBIN_DIR$NVCC_PREPEND_FLAGS$CXX"
 tree="${PYTHONPATH%%:*}"
 for flag in $FLASHINFER_EXTRA_CFLAGS $FLASHINFER_EXTRA_CUDAFLAGS; do
     test "$flag" != "-Xcompiler=-ffile-prefix-map=$tree=/usr/src/flashinfer" || mapped=nvcc$mapped
@@ -120,6 +120,8 @@ def test_what_the_caller_set_for_flashinfer_does_not_count(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLASHINFER_CUBIN_DIR", "/elsewhere")
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-O0")
+    monkeypatch.setenv("CXX", "clang++")
     with pack(layout, toolkit(tmp_path)) as zipped:
         assert zipped.read(aot.PLACE) == MODULE
 
