@@ -18,6 +18,7 @@ from headrace.pipeline import sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import Manifest, hash_file, write_atomically
 from headrace.pipeline.pins import load_pins
+from headrace.pipeline.requirements import read_requirements
 from headrace.pipeline.scratch import scratch
 
 LOCK = "sm103-build.txt"
@@ -68,7 +69,7 @@ def cuda_toolkit(layout: Layout) -> Toolkit:
     """Make build/cuda unless it is there already; return the toolkit in it.
 
     Raises:
-        ConfigurationError: its lock is missing.
+        ConfigurationError: its lock is missing or empty, or an entry has no hash.
         SourceError: a wheel is gone or does not match its hash.
         MachineError: the disk is full.
     """
@@ -79,6 +80,8 @@ def cuda_toolkit(layout: Layout) -> Toolkit:
             f"{layout.locks / LOCK}: expected the lock of the CUDA toolkit, found none; "
             "run `python build.py lock python`"
         )
+    # And before the toolkit that is there is thrown away for it.
+    read_requirements(layout.locks / LOCK)
     torch = sources.fetch_pin(layout, pin)
     lock = layout.locks / LOCK
     folder = layout.build / "cuda"

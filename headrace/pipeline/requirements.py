@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from headrace.errors import ConfigurationError, ImageError
 from headrace.pipeline.manifest import hash_file
@@ -54,8 +54,14 @@ def read_requirements(path: Path) -> list[Requirement]:
             raise ConfigurationError(
                 f"{path}: expected 'name==version --hash=sha256:…', found {line[:80]!r}"
             )
+        try:
+            version = Version(match[2])
+        except InvalidVersion as wrong:
+            raise ConfigurationError(
+                f"{path}: {match[1]}: expected a version, found {match[2][:80]!r}"
+            ) from wrong
         hashes = frozenset(re.findall(r"[0-9a-f]{64}", match[3]))
-        found.append(Requirement(canonicalize_name(match[1]), Version(match[2]), hashes))
+        found.append(Requirement(canonicalize_name(match[1]), version, hashes))
     if not found:
         raise ConfigurationError(
             f"{path}: expected what the flavor consists of, found no entry; "

@@ -56,6 +56,14 @@ def test_a_line_that_pins_no_hash_is_refused(tmp_path: Path, line: str) -> None:
         read_requirements(tmp_path / "cpu.txt")
 
 
+def test_a_version_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cpu.txt").write_text(
+        f"one==1.0 --hash=sha256:{SHA}\ntwo==x1 --hash=sha256:{SHA}\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"cpu\.txt: two: expected a version, found 'x1'"):
+        read_requirements(tmp_path / "cpu.txt")
+
+
 def test_an_empty_lock_is_no_image_without_anything(tmp_path: Path) -> None:
     (tmp_path / "cpu.txt").write_text("# nothing\n")
     with pytest.raises(ConfigurationError, match=r"cpu\.txt: expected .*found no entry; run"):

@@ -60,6 +60,27 @@ def test_without_its_lock_the_toolkit_is_refused_before_torch_is_fetched(
         cuda_toolkit(layout)
 
 
+@pytest.mark.parametrize(
+    ("lock", "complaint"),
+    [
+        ("# nothing\n", "found no entry"),
+        ("nvidia-cuda-nvcc==13.0.88\n", "expected 'name==version --hash=sha256:…'"),
+    ],
+)
+def test_a_lock_that_cannot_be_installed_leaves_the_old_toolkit(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, lock: str, complaint: str
+) -> None:
+    monkeypatch.setattr(sources, "fetch_pin", None)
+    layout.locks.mkdir()
+    (layout.locks / "sm103-build.txt").write_text(lock)
+    done = layout.build / "cuda" / "headrace-lock"
+    done.parent.mkdir(parents=True)
+    done.write_text("of the lock before\n")
+    with pytest.raises(ConfigurationError, match=rf"sm103-build\.txt: .*{complaint}"):
+        cuda_toolkit(layout)
+    assert done.is_file()
+
+
 def test_the_committed_pins_get_as_far_as_the_toolkit(layout: Layout) -> None:
     with pytest.raises(AssertionError, match="the toolkit was asked for"):
         wheels_sm103.build_sm103(layout)
