@@ -17,7 +17,7 @@ from headrace.pipeline.check import check as find_problems
 from headrace.pipeline.flashinfer import Mode
 from headrace.pipeline.flavor_wheels import build_wheels, require_fitting
 from headrace.pipeline.layout import Layout
-from headrace.pipeline.lock_pins import lock_pins
+from headrace.pipeline.lock_pins import lock_pins, require_locked
 from headrace.pipeline.manifest import build_lock
 from headrace.pipeline.options import BaseImage, Flavor, Json, Module, NeedleResults, emit
 from headrace.pipeline.pins import FLAVORS, require_flavor
@@ -142,6 +142,8 @@ def lock(
             return
         if what in ("all", "pins"):
             lock_pins(layout)
+        if what == "pins":
+            require_locked(layout)
         if what in ("all", "python"):
             for path in lockfiles.lock_python(layout):
                 say(f"written: {path.relative_to(layout.root)}")

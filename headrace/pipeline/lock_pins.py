@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.console import disk_error, say
-from headrace.errors import ConfigurationError, HeadraceError
+from headrace.errors import ConfigurationError, HeadraceError, SourceError
 from headrace.pipeline import sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import write_atomically
@@ -37,6 +37,15 @@ def lock_pins(layout: Layout) -> list[str]:
         say(f"[{pin.id}] {pin.file}: sha256 {sha256}, {size} bytes")
         done.append(pin.id)
     return done
+
+
+def require_locked(layout: Layout) -> None:
+    """Raise SourceError while a pin has no sha256; it was told why."""
+    if names := [pin.id for pin in load_pins(layout.pins).projects.values() if not pin.locked]:
+        raise SourceError(
+            f"{layout.pins}: expected a sha256 for {', '.join(names)}, found none; run "
+            "`python build.py lock pins` on a machine that reaches what serves it"
+        )
 
 
 def with_hash(text: str, pin: Pin, sha256: str, size: int) -> str:

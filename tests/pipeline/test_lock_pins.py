@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigurationError, SourceError
-from headrace.pipeline import sources
+from headrace.pipeline import commands_line, sources
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lock_pins import lock_pins, with_hash
 from headrace.pipeline.pins import Pin, load_pins
@@ -82,6 +82,20 @@ def test_a_second_run_changes_nothing(layout: Layout) -> None:
     before = layout.pins.read_bytes()
     assert lock_pins(layout) == []
     assert layout.pins.read_bytes() == before
+
+
+def test_lock_pins_alone_fails_while_one_stays_without_a_hash(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Layout, "find", lambda: layout)
+    with pytest.raises(
+        SourceError, match=r"pins\.toml: expected a sha256 for one, found none; run"
+    ):
+        commands_line.lock("pins")
+    assert load_pins(layout.pins).get("two").locked
+    text = layout.pins.read_text()
+    layout.pins.write_text(text.replace('sha256 = ""', f'sha256 = "{"ef" * 32}"\nsize = 1'))
+    commands_line.lock("pins")
 
 
 def test_a_table_that_is_written_otherwise_is_named(layout: Layout) -> None:
