@@ -16,6 +16,9 @@ from headrace.pipeline.evidence import Case, Verdict
 from headrace.pipeline.given_needle import FILES, judge
 from headrace.pipeline.subject import UnprovedError
 
+# A whole run writes a few MB; all of it is read into memory.
+LARGEST = 256 << 20
+
 
 def command(digest: str) -> str:
     """Return what runs the suite against an engine of the image, in words for a person."""
@@ -59,6 +62,8 @@ def _read(file: Path) -> bytes:
     # A pipe would be waited for without end.
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "another kind of file", str(file))
+    if (size := file.stat().st_size) > LARGEST:
+        raise OSError(errno.EFBIG, f"{size} bytes, more than {LARGEST}", str(file))
     return file.read_bytes()
 
 

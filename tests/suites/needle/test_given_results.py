@@ -249,6 +249,15 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
         take(tmp_path, tmp_path / "kept", DIGEST)
 
 
+def test_what_no_run_writes_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (tmp_path / "results.jsonl").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    with pytest.raises(
+        UnprovedError, match=r"results\.jsonl: expected .*found 1099511627776 bytes"
+    ):
+        take(tmp_path, tmp_path / "kept", DIGEST)
+
+
 def test_verify_judges_what_is_given_and_is_void_without(written: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     subject = Subject(layout, "sm103", DIGEST, tmp_path, "headrace:1", "1", "b" * 40, "a" * 64)
