@@ -15,7 +15,7 @@ from headrace.pipeline import upstream as suites
 from headrace.pipeline import wheels as wheel_stage
 from headrace.pipeline.check import check as find_problems
 from headrace.pipeline.flashinfer import Mode
-from headrace.pipeline.flavor_wheels import build_wheels, require_fitting
+from headrace.pipeline.flavor_wheels import build_wheels, require_fitting, require_place
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.lock_pins import lock_pins, require_locked
 from headrace.pipeline.manifest import build_lock
@@ -48,6 +48,7 @@ def wheels(
     """Build the patched wheels into build/wheels/FLAVOR/."""
     require_fitting(flavor, module, stock=stock)
     layout = Layout.find()
+    require_place(layout)
     with build_lock(layout):
         built = _wheels(layout, flavor, module)
         if stock:
@@ -65,6 +66,7 @@ def image(
     """Build the image of a flavor as an OCI layout, build/image/FLAVOR/."""
     require_fitting(flavor, module)
     layout = Layout.find()
+    require_place(layout)
     with build_lock(layout):
         _fetch(layout, flavor)
         _wheels(layout, flavor, module)
@@ -107,6 +109,7 @@ def build(
     """All of the line up to a verified image; a second run with nothing new does nothing."""
     require_fitting(flavor, module)
     layout = Layout.find()
+    require_place(layout)
     with build_lock(layout):
         _fetch(layout, flavor)
         if problems := find_problems(layout, flavor):
@@ -155,6 +158,7 @@ def reproduce(flavor: Flavor = "cpu", module: Module = "jit", as_json: Json = Fa
     """Build wheels and image a second time, without any cache, and compare every byte."""
     require_fitting(flavor, module)
     layout = Layout.find()
+    require_place(layout)
     with build_lock(layout):
         _fetch(layout, flavor)
         _wheels(layout, flavor, module)

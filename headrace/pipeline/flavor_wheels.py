@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from headrace.errors import ConfigurationError
@@ -10,6 +11,22 @@ from headrace.pipeline.flashinfer import Mode
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.pins import require_flavor
 from headrace.pipeline.wheels_sm103 import build_sm103
+
+# Compilers, linkers and the builds that call them split what they are told at each of these.
+SPLITS = re.compile(r"""[\s'"\\$:;,=]""")
+
+
+def require_place(layout: Layout) -> None:
+    """Refuse a checkout in whose path nothing can be compiled, before anything is fetched.
+
+    Raises:
+        ConfigurationError: its path holds a space or another sign at which builds split.
+    """
+    if found := SPLITS.search(str(layout.root)):
+        raise ConfigurationError(
+            f"{layout.root}: expected a path without {found[0]!r}, at which compilers split their "
+            "options, found one; clone into another folder"
+        )
 
 
 def require_fitting(flavor: str, module: Mode, *, stock: bool = False) -> None:
@@ -41,6 +58,7 @@ def build_wheels(
         use_cache: False compiles everything anew, for `reproduce`.
     """
     require_fitting(flavor, module)
+    require_place(layout)
     if flavor == "sm103":
         return build_sm103(layout, module, use_cache=use_cache)
     return wheels.build_wheels(layout, flavor, use_cache=use_cache)

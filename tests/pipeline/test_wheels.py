@@ -10,9 +10,9 @@ import pytest
 
 from headrace import __version__
 from headrace.errors import ConfigurationError, MachineError, WheelError
-from headrace.pipeline import wheels
+from headrace.pipeline import commands_line, wheels
 from headrace.pipeline.flashinfer import Mode
-from headrace.pipeline.flavor_wheels import require_fitting
+from headrace.pipeline.flavor_wheels import require_fitting, require_place
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.manifest import hash_file
 from headrace.pipeline.pins import load_pins
@@ -69,6 +69,25 @@ def test_an_option_that_would_be_passed_over_is_refused(
         require_fitting(flavor, module, stock=stock)
     require_fitting("cpu", "jit", stock=True)
     require_fitting("sm103", "aot")
+
+
+@pytest.mark.parametrize("name", ["a b", "a\tb", "it's", "a:b", "a,b", "a=b", "a$b"])
+def test_a_checkout_where_no_compiler_reads_its_paths_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path / name)
+    with pytest.raises(ConfigurationError, match=r"expected a path without .*clone into another"):
+        require_place(layout)
+    monkeypatch.setattr(Layout, "find", lambda: layout)
+    # Before anything is fetched: there are no pins here.
+    for stage in ("wheels", "image", "build", "reproduce"):
+        with pytest.raises(ConfigurationError, match="expected a path without"):
+            getattr(commands_line, stage)("sm103")
+    assert not layout.root.exists()
+
+
+def test_a_checkout_elsewhere_is_not_refused(tmp_path: Path) -> None:
+    require_place(Layout(tmp_path / "größe-1.0_a+b~c@d"))
 
 
 def test_the_same_files_in_another_folder_give_the_same_bytes(copy: Layout, tmp_path: Path) -> None:
