@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace import errors
+from headrace import children, errors
 from headrace.console import call, disk_error, plain, say, working
 from headrace.errors import HeadraceError, MachineError, WheelError
 
@@ -52,17 +52,18 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
         call([sys.executable, "-c", "import time; time.sleep(60)"], error=WheelError, timeout=1)
 
 
-def test_what_a_child_started_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_child_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it does not heed SIGTERM, and runs in a session of its own as ninja's do."""
     script = (
         "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$ > pid.new; mv pid.new pid; "
         "while :; do sleep 1; done' & wait"
     )
-    with pytest.raises(WheelError, match="did not end within 2 s"):
-        call(["sh", "-c", script], error=WheelError, cwd=tmp_path, timeout=2)
-    pid = int((tmp_path / "pid").read_text())
-    status = Path(f"/proc/{pid}/stat")
-    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+    monkeypatch.setattr(children, "PATIENCE_S", 1.0)
+    with pytest.raises(WheelError, match="did not end within 4 s"):
+        call(["sh", "-c", script], error=WheelError, cwd=tmp_path, timeout=4)
+    status = Path("/proc", (tmp_path / "pid").read_text().strip(), "stat")
+    # Whoever takes on orphans may not have asked for its end yet.
+    assert not status.exists() or ") Z " in status.read_text()
 
 
 def test_a_full_disk_is_one_line() -> None:
