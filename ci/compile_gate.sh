@@ -20,6 +20,11 @@ case "$*" in
     exit 2
     ;;
 esac
+if [ ! -f .venv/headrace-lock ]; then
+    echo "ci/compile_gate.sh: expected the checkout's environment in .venv, found none;" \
+        "run \`make venv\`" >&2
+    exit 10
+fi
 pip=("$python" -m pip --disable-pip-version-check --quiet)
 
 failed() {
