@@ -57,7 +57,10 @@ def with_hash(text: str, pin: Pin, sha256: str, size: int) -> str:
     before, heading, rest = text.partition(f"[{pin.id}]\n")
     table, following, after = rest.partition("\n[")
     if not heading or 'sha256 = ""\n' not in f"{table}\n":
-        raise ConfigurationError(f"[{pin.id}]: expected the line 'sha256 = \"\"', found none")
+        raise ConfigurationError(
+            f"pins.toml: [{pin.id}]: expected the line 'sha256 = \"\"', found none; "
+            "write it so below the table's name alone, and run `python build.py lock pins` again"
+        )
     lines = [
         f'sha256 = "{sha256}"\nsize = {size}' if line == 'sha256 = ""' else line
         for line in table.split("\n")
