@@ -65,6 +65,7 @@ def image(
 ) -> None:
     """Build the image of a flavor as an OCI layout, build/image/FLAVOR/."""
     require_fitting(flavor, module)
+    images.require_digest(base_image or None)
     layout = Layout.find()
     require_place(layout)
     with build_lock(layout):
@@ -108,6 +109,7 @@ def build(
 ) -> None:
     """All of the line up to a verified image; a second run with nothing new does nothing."""
     require_fitting(flavor, module)
+    images.require_digest(base_image or None)
     layout = Layout.find()
     require_place(layout)
     with build_lock(layout):

@@ -86,6 +86,16 @@ def test_a_checkout_where_no_compiler_reads_its_paths_is_refused(
     assert not layout.root.exists()
 
 
+@pytest.mark.parametrize("stage", ["image", "build"])
+def test_a_base_without_a_digest_is_refused_before_anything_is_fetched(
+    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Layout, "find", lambda: Layout(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"BASE_IMAGE: expected NAME@sha256:…, found"):
+        getattr(commands_line, stage)("sm103", base_image="debian:12")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_checkout_elsewhere_is_not_refused(tmp_path: Path) -> None:
     require_place(Layout(tmp_path / "größe-1.0_a+b~c@d"))
 
