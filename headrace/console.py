@@ -95,7 +95,8 @@ def call(
     try:
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("a", encoding="utf-8") as stream:
+            # A path of another encoding than the locale's goes into the log as the bytes it is.
+            with log.open("a", encoding="utf-8", errors="surrogateescape") as stream:
                 stream.write(f"+ {shlex.join(words)}\n")
                 stream.flush()
                 before = stream.tell()

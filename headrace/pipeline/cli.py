@@ -5,6 +5,7 @@ Exit codes are those of headrace/errors.py: a HeadraceError ends as one line and
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -32,6 +33,9 @@ for module in (commands_line, commands_series):
 
 def main() -> None:
     """Run one command."""
+    # Help has frames and arrows: where the terminal's encoding lacks them, the words still count.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # Modes of generated files go into wheels, and must not depend on the caller's umask.
     os.umask(0o022)
     signal.signal(signal.SIGTERM, _stop)
