@@ -56,7 +56,7 @@ def with_hash(text: str, pin: Pin, sha256: str, size: int) -> str:
     """
     before, heading, rest = text.partition(f"[{pin.id}]\n")
     table, following, after = rest.partition("\n[")
-    if not heading or 'sha256 = ""\n' not in f"{table}\n":
+    if not heading or 'sha256 = ""' not in table.split("\n"):
         raise ConfigurationError(
             f"pins.toml: [{pin.id}]: expected the line 'sha256 = \"\"', found none; "
             "write it so below the table's name alone, and run `python build.py lock pins` again"

@@ -98,6 +98,18 @@ def test_lock_pins_alone_fails_while_one_stays_without_a_hash(
     commands_line.lock("pins")
 
 
+@pytest.mark.parametrize("line", ['  sha256 = ""', 'sha256=""', 'sha256 = "" # not yet'])
+def test_a_line_that_would_stay_as_it_is_does_not_pass_for_locked(
+    layout: Layout, line: str
+) -> None:
+    text = layout.pins.read_text().replace('sha256 = ""', line)
+    pin = load_pins(layout.pins).get("two")
+    with pytest.raises(
+        ConfigurationError, match=r"pins\.toml: \[two\]: expected the line .*run `py"
+    ):
+        with_hash(text, pin, "cd" * 32, 5)
+
+
 def test_a_table_that_is_written_otherwise_is_named(layout: Layout) -> None:
     pin = load_pins(layout.pins).get("three")
     with pytest.raises(ConfigurationError, match=r"\[three\]: expected the line 'sha256 = \"\"'"):
