@@ -16,6 +16,7 @@ import typer
 from headrace.console import say
 from headrace.errors import HeadraceError
 from headrace.pipeline import commands_line, commands_series
+from headrace.pipeline.revision import ask_this_checkout
 
 INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -33,6 +34,7 @@ for module in (commands_line, commands_series):
 
 def main() -> None:
     """Run one command."""
+    ask_this_checkout()
     # Help has frames and arrows: where the terminal's encoding lacks them, the words still count.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

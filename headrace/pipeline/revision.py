@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -9,6 +10,8 @@ from headrace.console import call
 from headrace.errors import ConfigurationError
 from headrace.pipeline.layout import Layout
 
+# By which git hooks, and what they start, find another repository than that of the folder.
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_NAMESPACE")
 ADVICE = "an image is labelled with its commit: build from a git clone"
 
 
@@ -32,6 +35,15 @@ class Revision:
     def created(self) -> str:
         """Its time as RFC 3339 in UTC."""
         return datetime.fromtimestamp(self.epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ask_this_checkout() -> None:
+    """Drop what would have git tell of another repository's commit and files, in all that follows.
+
+    It is for a whole process, since every stage that asks git means this checkout.
+    """
+    for name in ELSEWHERE:
+        os.environ.pop(name, None)
 
 
 def read_revision(layout: Layout) -> Revision:
