@@ -1,8 +1,8 @@
 """What the caller's environment says to compilers and builds, which ours shall not hear.
 
-A wheel is remembered by its source, its compiler and the locks. A `CXXFLAGS` or `NO_NATIVE_EXT`
-that somebody has set for another build would make another wheel under the same name, which later
-runs without it take as finished.
+A wheel is remembered by its source, its compiler and the locks. An `NVCC_PREPEND_FLAGS=-G` or a
+`CPATH` that somebody has set for another build would make another wheel under the same name, which
+later runs without it take as finished; a `CXX` or `NO_NATIVE_EXT` ends the build after minutes.
 """
 
 from __future__ import annotations
