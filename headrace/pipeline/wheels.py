@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.console import call
 from headrace.errors import ConfigurationError, MachineError, WheelError
-from headrace.pipeline import pip_wheel, series, sources
+from headrace.pipeline import pip_wheel, prefix_maps, series, sources
 from headrace.pipeline.alias import write_alias
 from headrace.pipeline.layout import Layout
 from headrace.pipeline.machine import GIB, jobs
@@ -121,16 +121,16 @@ def _lmcache_wheel(layout: Layout, tree: Path, version: str, folder: Path, use_c
         "dev.txt": hash_file(layout.locks / "dev.txt"),
         "compiler": hash_text(call(["g++", "--version"], error=MachineError, advice=_ADVICE)),
         "python": platform.python_version(),
-        "stage": hash_file(Path(__file__)) + hash_file(Path(pip_wheel.__file__)),
+        "stage": "".join(
+            hash_file(Path(each)) for each in (__file__, pip_wheel.__file__, prefix_maps.__file__)
+        ),
     }
     work = layout.build / "work" / folder.name
     environment = {
         "NO_GPU_EXT": "1",
         "SETUPTOOLS_SCM_PRETEND_VERSION": version,
         "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
-        "CFLAGS": f"-g0 -ffile-prefix-map={work}=/usr/src/lmcache",
-        "CCACHE_BASEDIR": str(layout.root),
-        "CCACHE_NOHASHDIR": "1",
+        "CFLAGS": " ".join(["-g0", *prefix_maps.options(work, Path(sys.prefix))]),
         **({} if use_cache else {"CCACHE_DISABLE": "1"}),
     }
     Manifest(layout).run(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.console import call, disk_error, say
 from headrace.errors import ConfigurationError, MachineError, SourceError
-from headrace.pipeline import aot, cuda, pip_wheel, sources, wheels
+from headrace.pipeline import aot, cuda, pip_wheel, prefix_maps, sources, wheels
 from headrace.pipeline.architectures import Fault, nvcc_fault, request_fault
 from headrace.pipeline.cuda import Toolkit, cuda_toolkit
 from headrace.pipeline.device_code import require_device_code
@@ -132,11 +132,13 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
         "device-code": " ".join(pin.device_code),
         "compiler": hash_text(call(["g++", "--version"], error=MachineError)),
         "python": platform.python_version(),
-        "stage": hash_file(Path(__file__)) + hash_file(Path(pip_wheel.__file__)),
+        "stage": "".join(
+            hash_file(Path(each)) for each in (__file__, pip_wheel.__file__, prefix_maps.__file__)
+        ),
     }
 
     def build() -> None:
-        env = _environment(layout, pin, toolkit, version, work)
+        env = _environment(pin, toolkit, version, work)
         env |= {
             # What ccache would go by is nvcc's time, which every installation of it changes.
             "CCACHE_COMPILERCHECK": f"string:{inputs['toolkit']}{inputs['compiler']}",
@@ -155,10 +157,8 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
     return wheel
 
 
-def _environment(
-    layout: Layout, pin: Pin, toolkit: Toolkit, version: str, work: Path
-) -> dict[str, str]:
-    mapped = f"-ffile-prefix-map={work}=/usr/src/lmcache"
+def _environment(pin: Pin, toolkit: Toolkit, version: str, work: Path) -> dict[str, str]:
+    mapped = prefix_maps.options(work, toolkit.python.parents[1])
     return {
         "BUILD_WITH_CUDA": "1",
         "CUDA_HOME": str(toolkit.home),
@@ -169,11 +169,9 @@ def _environment(
             [str(toolkit.python.parent), str(toolkit.home / "bin"), os.environ.get("PATH", "")]
         ),
         "PYTORCH_NVCC": f"ccache {toolkit.nvcc}" if shutil.which("ccache") else str(toolkit.nvcc),
-        "NVCC_APPEND_FLAGS": f"-Xcompiler={mapped}",
+        "NVCC_APPEND_FLAGS": " ".join(f"-Xcompiler={each}" for each in mapped),
         "NVCC_THREADS": "1",
         "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
         "SETUPTOOLS_SCM_PRETEND_VERSION": version,
-        "CFLAGS": f"-g0 {mapped}",
-        "CCACHE_BASEDIR": str(layout.root),
-        "CCACHE_NOHASHDIR": "1",
+        "CFLAGS": " ".join(["-g0", *mapped]),
     }

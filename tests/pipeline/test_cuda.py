@@ -14,6 +14,7 @@ from headrace.pipeline.pins import Pin
 from headrace.pipeline.scratch import scratch
 
 LIBRARY = "libcudart.so.13"
+ONE, TWO = (f"{name}==1 --hash=sha256:{'0' * 64}\n" for name in ("one", "two"))
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     found = Layout(tmp_path / "checkout")
     found.locks.mkdir(parents=True)
     found.pins.write_text(Layout.find().pins.read_text())
-    (found.locks / cuda.LOCK).write_text("one\n")
+    (found.locks / cuda.LOCK).write_text(ONE)
 
     def fetch(layout: Layout, pin: Pin) -> Path:
         return layout.sources / pin.file
@@ -52,7 +53,7 @@ def test_a_second_run_installs_nothing(layout: Layout, monkeypatch: pytest.Monke
 def test_one_that_is_ended_while_it_is_made_again_counts_for_none(
     layout: Layout, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    (layout.locks / cuda.LOCK).write_text("two\n")
+    (layout.locks / cuda.LOCK).write_text(TWO)
 
     def kill(*_: object) -> None:
         (home(layout) / "lib" / LIBRARY).unlink(missing_ok=True)
@@ -64,16 +65,16 @@ def test_one_that_is_ended_while_it_is_made_again_counts_for_none(
             cuda_toolkit(layout)
     with pytest.raises(MachineError, match=r"expected the CUDA toolkit, found none; .*wheels"):
         existing_toolkit(layout)
-    assert (cuda_toolkit(layout).home / "lib" / LIBRARY).read_text() == "two\n"
+    assert (cuda_toolkit(layout).home / "lib" / LIBRARY).read_text() == TWO
 
 
 def test_the_folder_may_be_a_link_to_a_larger_disk(layout: Layout, tmp_path: Path) -> None:
-    (layout.locks / cuda.LOCK).write_text("two\n")
+    (layout.locks / cuda.LOCK).write_text(TWO)
     (layout.build / "cuda").rename(tmp_path / "large")
     (layout.build / "cuda").symlink_to(tmp_path / "large")
     (tmp_path / "large" / "stale").touch()
     cuda_toolkit(layout)
-    assert (home(layout) / "lib" / LIBRARY).read_text() == "two\n"
+    assert (home(layout) / "lib" / LIBRARY).read_text() == TWO
     assert not (tmp_path / "large" / "stale").exists()
 
 
