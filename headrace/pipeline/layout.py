@@ -10,9 +10,14 @@ from headrace.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths of one checkout; everything under `build` may be deleted at any time."""
+    """Paths of one checkout; everything under `build` may be deleted at any time.
+
+    Attributes:
+        compiled_in: stands for `work` where a second build has to have the paths of the first.
+    """
 
     root: Path
+    compiled_in: Path | None = None
 
     @classmethod
     def find(cls, start: Path | None = None) -> Layout:
@@ -53,6 +58,11 @@ class Layout:
     @property
     def build(self) -> Path:
         return self.root / "build"
+
+    @property
+    def work(self) -> Path:
+        """Where sources are compiled: nvcc hashes their absolute path into names."""
+        return self.compiled_in or self.build / "work"
 
     @property
     def manifest(self) -> Path:

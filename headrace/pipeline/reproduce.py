@@ -60,7 +60,7 @@ def reproduce(
             f"{first.path}: expected an image of {revision.name}, found one of {first.revision}; "
             f"run `python build.py image --flavor {flavor}`"
         )
-    copy = Layout(layout.build / "reproduce")
+    copy = Layout(layout.build / "reproduce", compiled_in=layout.work)
     shutil.rmtree(copy.root, ignore_errors=True)
     _copy_checkout(layout, copy)
     build_wheels(copy, flavor)

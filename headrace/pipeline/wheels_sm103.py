@@ -123,7 +123,7 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
     tree = wheels.patch_project(layout, pin)
     version = wheels.patched_version(layout, pin)
     wheel = layout.wheels(FLAVOR) / f"lmcache-{version}-{TAG}.whl"
-    work = layout.build / "work" / FLAVOR
+    work = layout.work / FLAVOR
     inputs = {
         "source": hash_tree(tree),
         "version": version,

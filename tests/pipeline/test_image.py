@@ -193,6 +193,8 @@ def test_a_second_build_elsewhere_has_the_same_digest(
     monkeypatch.setattr(lockfiles, "fetch_wheelhouse", nothing)
 
     def prepare(copy: Layout, flavor: str) -> None:
+        assert copy.build != checkout.build
+        assert copy.work == checkout.work == checkout.build / "work"
         write_own_wheels(copy, flavor)
         copy.patched.mkdir()
         shutil.copy(checkout.patched / "lmcache-0.5.5.json", copy.patched)
