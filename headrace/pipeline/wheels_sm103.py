@@ -174,4 +174,6 @@ def _environment(pin: Pin, toolkit: Toolkit, version: str, work: Path) -> dict[s
         "MAX_JOBS": str(jobs(MEMORY_OF_ONE)),
         "SETUPTOOLS_SCM_PRETEND_VERSION": version,
         "CFLAGS": " ".join(["-g0", *mapped]),
+        # The names of nvcc's temporary files, which hold its process id, are local symbols.
+        "LDFLAGS": "-Wl,--strip-all",
     }
