@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.console import call, disk_error, working
 from headrace.errors import WheelError
-from headrace.pipeline import callers_settings, sources
+from headrace.pipeline import callers_settings, prefix_maps, sources
 from headrace.pipeline.archive import unpack
 from headrace.pipeline.cuda import Toolkit
 from headrace.pipeline.device_code import found_code
@@ -51,7 +51,7 @@ def build_module(layout: Layout, pins: Pins, tree: Path, toolkit: Toolkit) -> Pa
         "headers": cubin.sha256,
         "toolkit": hash_file(layout.build / "cuda" / "headrace-lock"),
         "compile-for": pin.compile_for,
-        "stage": hash_file(Path(__file__)),
+        "stage": hash_file(Path(__file__)) + hash_file(Path(prefix_maps.__file__)),
     }
 
     def compile_module() -> None:
@@ -95,7 +95,7 @@ def generate(
     )
     programs = [toolkit.python.parent, toolkit.home / "bin", os.environ.get("PATH", "")]
     seem = {path[0]: SOURCES, work: f"{SOURCES}/build", toolkit.python.parents[1]: "/usr"}
-    maps = [f"-ffile-prefix-map={folder.resolve()}={name}" for folder, name in seem.items()]
+    maps = prefix_maps.seen_as({folder.resolve(): name for folder, name in seem.items()})
     settings = {
         "PYTHONPATH": os.pathsep.join(map(str, path)),
         "PATH": os.pathsep.join(map(str, programs)),

@@ -93,29 +93,20 @@ class Manifest:
             MachineError: the disk is full or read-only; `action` raises its own beside that.
         """
         try:
-            return self._run(stage, inputs, outputs, action)
+            if self.is_current(stage, inputs, outputs):
+                say(f"{stage}: up to date")
+                return False
+            self.forget(stage)
+            started = time.monotonic()
+            action()
+            self.stages[stage] = {
+                "inputs": dict(sorted(inputs.items())),
+                "outputs": {self._name(path): _state(path) for path in outputs},
+                "seconds": round(time.monotonic() - started, 1),
+            }
+            self._write()
         except OSError as failure:
             raise disk_error(failure, outputs[0]) from failure
-
-    def _run(
-        self,
-        stage: str,
-        inputs: Mapping[str, str],
-        outputs: Sequence[Path],
-        action: Callable[[], None],
-    ) -> bool:
-        if self.is_current(stage, inputs, outputs):
-            say(f"{stage}: up to date")
-            return False
-        self.forget(stage)
-        started = time.monotonic()
-        action()
-        self.stages[stage] = {
-            "inputs": dict(sorted(inputs.items())),
-            "outputs": {self._name(path): _state(path) for path in outputs},
-            "seconds": round(time.monotonic() - started, 1),
-        }
-        self._write()
         say(f"{stage}: done in {self.stages[stage]['seconds']} s")
         return True
 

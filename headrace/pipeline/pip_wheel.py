@@ -9,12 +9,18 @@ from pathlib import Path
 
 from headrace.console import call, disk_error, working
 from headrace.errors import WheelError
-from headrace.pipeline import callers_settings
+from headrace.pipeline import callers_settings, prefix_maps
 from headrace.pipeline.layout import Layout
+from headrace.pipeline.manifest import hash_file
 
 # The earliest time a zip archive can hold, so the wheel's bytes never depend on a clock.
 EPOCH = "315532800"
 TIMEOUT_S = 7200.0
+
+
+def stage_hash(stage: str) -> str:
+    """Return what changes with the code that makes a wheel: of the file `stage`, and of these."""
+    return "".join(hash_file(Path(each)) for each in (stage, __file__, prefix_maps.__file__))
 
 
 def build_copy(

@@ -7,6 +7,7 @@ lies and where Python is installed, and the image names folders of the machine t
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 SOURCES = "/usr/src/lmcache"
@@ -22,5 +23,9 @@ def options(work: Path, environment: Path) -> list[str]:
         environment: the Python environment whose headers are included; those of the Python that it
             is made of follow from this process's.
     """
-    seem = {work: SOURCES, environment: "/usr", Path(sys.base_prefix): "/usr"}
-    return [f"-ffile-prefix-map={folder}={name}" for folder, name in seem.items()]
+    return seen_as({work: SOURCES, environment: "/usr", Path(sys.base_prefix): "/usr"})
+
+
+def seen_as(names: Mapping[Path, str]) -> list[str]:
+    """Return the options by which g++ writes the names of folders that `names` has for them."""
+    return [f"-ffile-prefix-map={folder}={name}" for folder, name in names.items()]

@@ -121,9 +121,7 @@ def _lmcache_wheel(layout: Layout, tree: Path, version: str, folder: Path, use_c
         "dev.txt": hash_file(layout.locks / "dev.txt"),
         "compiler": hash_text(call(["g++", "--version"], error=MachineError, advice=_ADVICE)),
         "python": platform.python_version(),
-        "stage": "".join(
-            hash_file(Path(each)) for each in (__file__, pip_wheel.__file__, prefix_maps.__file__)
-        ),
+        "stage": pip_wheel.stage_hash(__file__),
     }
     work = layout.build / "work" / folder.name
     environment = {

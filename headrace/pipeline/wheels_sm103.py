@@ -132,9 +132,7 @@ def _lmcache(layout: Layout, pin: Pin, toolkit: Toolkit, use_cache: bool) -> Pat
         "device-code": " ".join(pin.device_code),
         "compiler": hash_text(call(["g++", "--version"], error=MachineError)),
         "python": platform.python_version(),
-        "stage": "".join(
-            hash_file(Path(each)) for each in (__file__, pip_wheel.__file__, prefix_maps.__file__)
-        ),
+        "stage": pip_wheel.stage_hash(__file__),
     }
 
     def build() -> None:

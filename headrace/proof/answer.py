@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,3 +29,12 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes, as hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def folder_of(name: str, answer: Answer) -> Path | None:
+    """Return the folder that a distribution is installed in; None, and a problem, without one."""
+    try:
+        return Path(str(importlib.metadata.distribution(name).locate_file("")))
+    except importlib.metadata.PackageNotFoundError:
+        answer.problems.append(f"{name}: expected an installed distribution, found none")
+        return None

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from headrace.proof.answer import Answer, Request, sha256_of
+from headrace.proof.answer import Answer, Request, folder_of, sha256_of
 from headrace.proof.linker import DRIVER
 
 LOAD_S = 120.0
@@ -54,11 +54,7 @@ def installed(request: Request, answer: Answer) -> Iterator[tuple[str, Path, Map
     """Yield name, folder and recorded files of each distribution; a missing one is a problem."""
     for distribution in request["distributions"]:
         name = distribution["name"]
-        try:
-            root = Path(str(importlib.metadata.distribution(name).locate_file("")))
-        except importlib.metadata.PackageNotFoundError:
-            answer.problems.append(f"{name}: expected an installed distribution, found none")
-        else:
+        if root := folder_of(name, answer):
             yield name, root, distribution["files"]
 
 

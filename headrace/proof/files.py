@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path, PurePosixPath
 
-from headrace.proof.answer import Answer, Request, sha256_of
+from headrace.proof.answer import Answer, Request, folder_of, sha256_of
 
 
 def prove(request: Request) -> Answer:
@@ -21,12 +21,8 @@ def prove(request: Request) -> Answer:
     answer = Answer()
     for project in request["projects"]:
         name = project["distribution"]
-        try:
-            root = Path(str(importlib.metadata.distribution(name).locate_file("")))
-        except importlib.metadata.PackageNotFoundError:
-            answer.problems.append(f"{name}: expected an installed distribution, found none")
-            continue
-        check_files(name, root, project["files"], answer)
+        if root := folder_of(name, answer):
+            check_files(name, root, project["files"], answer)
     return answer
 
 
